@@ -2,7 +2,7 @@
 """Writes Python's declarations of the C ABI from its headers, include/logitless/c_*.h: tools/python_c_api.py
 
   python/logitless/_c_api.py        structs, constants, functions, defaults and options, with the header's comments
-  python/logitless/torch/loss.pyi   the terms of the loss, between the lines that say so
+  python/logitless/torch/loss.pyi   the terms and weights of the loss, between the lines that say so
 
 With --check it writes nothing, names the files that are not up to date, and fails if there are any. The headers are
 plain: typedefs of structs, enums, handles and function pointers, functions marked LOGITLESS_API. A field's comment
@@ -35,7 +35,8 @@ SCALARS = {
 # are arguments of Python's own.
 VALUES = {"logitless_cross_entropy_options": "CrossEntropyValues", "logitless_head_options": "HeadValues"}
 TERMS = "logitless_loss_terms"
-BEGIN, END = "    # The terms of the loss, written by tools/python_c_api.py {", "    # }"
+WEIGHTS = "logitless_cross_entropy_inputs", re.compile(r"optional f32 (\[.*\])$")  # fields with such a comment
+BEGIN, END = "    # The terms and weights of the loss, written by tools/python_c_api.py {", "    # }"
 
 TOKEN = re.compile(
     r"(?P<comment>/\*.*?\*/|//[^\n]*)|(?P<line>^[ \t]*#(?:\\\n|[^\n])*)|(?P<word>\w+)|(?P<mark>[^\s\w])",
@@ -344,6 +345,20 @@ class Writer:
             yield "    ),"
         yield from ("}", "")
 
+    def shapes(self):
+        """Returns the shape of each weight of the loss by its name, as the header's comments give it."""
+        struct, text = WEIGHTS
+        found = ((f.name, text.match(f.text)) for f in self.header.structs[struct])
+        return {name: match.group(1) for name, match in found if match}
+
+    def weights(self):
+        yield from ("", "class LossWeights(NamedTuple):")
+        yield from ('    """The optional weights of the loss, or values of them. They have no gradients."""', "")
+        yield from (f"    {name}: Any = None  # {shape}" for name, shape in self.shapes().items())
+        yield from ("", "", "# Shape of each weight of the loss: of vocabulary entries, tokens or targets.", "LOSS_WEIGHTS = {")
+        yield from (f'    "{name}": "{shape}",' for name, shape in self.shapes().items())
+        yield from ("}", "")
+
     def in_order(self):
         """Returns the names of structs, each after those that it points to."""
         found = []
@@ -396,20 +411,19 @@ class Writer:
             lines += self.struct(name, self.header.structs[name])
         for name in VALUES:
             lines += self.values(name, self.header.structs[name])
-        lines += self.terms()
+        lines += [*self.terms(), *self.weights()]
         lines += ["", "# Structs by their C names.", "STRUCTS = {"]
         lines += [f'    "{name}": {class_name(name)},' for name in self.header.structs]
         lines += ["}", "", *self.functions()]
         return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines)) + "\n"
 
     def stub(self, text):
-        terms = "\n".join(
-            f"    {f.name}: float = {self.default(f)!r},  # {f.text}" for f in self.header.structs[TERMS][1:]
-        )
+        lines = [f"    {f.name}: float = {self.default(f)!r},  # {f.text}" for f in self.header.structs[TERMS][1:]]
+        lines += [f"    {name}: Optional[Tensor] = None,  # {shape}" for name, shape in self.shapes().items()]
         found = re.compile(f"^{re.escape(BEGIN)}\n.*?^{re.escape(END)}$", re.DOTALL | re.MULTILINE)
         if not found.search(text):
             raise HeaderError(f"a stub has no line '{BEGIN.strip()}'")
-        return found.sub(lambda _: f"{BEGIN}\n{terms}\n{END}", text)
+        return found.sub(lambda _: "\n".join([BEGIN, *lines, END]), text)
 
 
 def outputs(root):

@@ -38,9 +38,8 @@ enum {
 };
 
 /* A rank's part of the head. Local to this rank's vocabulary shard are weight [rows, D], bias
- * [rows], d_weight and d_bias; rows may differ between ranks and be 0. Global are targets,
- * class_weight [vocab], vocab_weight [vocab], label smoothing, argmax and all sums over the
- * vocabulary. */
+ * [rows], d_weight and d_bias; rows may differ between ranks and be 0. Global are targets, weights
+ * of the vocabulary [vocab], label smoothing, argmax and all sums over the vocabulary. */
 typedef struct logitless_sharding {
   size_t struct_size;
   const logitless_communicator* vocab_group; /* the ranks of the vocabulary shards; required */

@@ -33,9 +33,9 @@ enum class ExchangeMode : std::uint8_t {
 // and names the rank. A rank whose plan was made without a sharding is missed only at the limit.
 //
 // Local to each rank's vocabulary shard are weight [rows, D], bias [rows], d_weight and d_bias;
-// rows may differ between ranks and be 0. Global are targets, class_weight [vocab], vocab_weight
-// [vocab], label smoothing, argmax and all sums over the vocabulary. Every rank gets the global
-// loss of a mean or sum, in the same bits, and complete gradients of it.
+// rows may differ between ranks and be 0. Global are targets, weights of the vocabulary [vocab],
+// label smoothing, argmax and all sums over the vocabulary. Every rank gets the global loss of a
+// mean or sum, in the same bits, and complete gradients of it.
 //
 // A weight sharded by columns is [vocab, columns] on each rank, and so is d_weight. bias and d_bias
 // [vocab] are full and the same on all ranks. The weights are then gathered to each rank's own

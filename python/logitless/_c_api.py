@@ -240,8 +240,8 @@ class CrossEntropyOptions(Structure):
 
 class Sharding(Structure):
     """A rank's part of the head. Local to this rank's vocabulary shard are weight [rows, D], bias [rows], d_weight and
-    d_bias; rows may differ between ranks and be 0. Global are targets, class_weight [vocab], vocab_weight [vocab],
-    label smoothing, argmax and all sums over the vocabulary."""
+    d_bias; rows may differ between ranks and be 0. Global are targets, weights of the vocabulary [vocab], label
+    smoothing, argmax and all sums over the vocabulary."""
 
     struct_size: int
     vocab_group: Any  # the ranks of the vocabulary shards; required
@@ -738,6 +738,22 @@ LOSS_TERMS = {
         0.0, 0.0, float("inf"),
         ">= 0: z_loss * lse^2 is added to each token's loss",
     ),
+}
+
+
+class LossWeights(NamedTuple):
+    """The optional weights of the loss, or values of them. They have no gradients."""
+
+    class_weight: Any = None  # [V]
+    token_weight: Any = None  # [...]
+    target_weight: Any = None  # [..., K]
+
+
+# Shape of each weight of the loss: of vocabulary entries, tokens or targets.
+LOSS_WEIGHTS = {
+    "class_weight": "[V]",
+    "token_weight": "[...]",
+    "target_weight": "[..., K]",
 }
 
 

@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from . import _library as c
-from ._c_api import LOSS_TERMS
+from ._c_api import LOSS_TERMS, LOSS_WEIGHTS, LossWeights
 from ._c_api import CrossEntropyValues as LossOptions
 from ._c_api import HeadValues as HeadOptions
 
 DEFAULT = LossOptions()
-WEIGHTS = ("class_weight", "token_weight", "target_weight")  # factors of a loss, without gradients
+WEIGHTS = LossWeights._fields
+PER_ENTRY = tuple(name for name, shape in LOSS_WEIGHTS.items() if shape == "[V]")  # others are of tokens or targets
+PER_TOKEN = tuple(name for name in WEIGHTS if name not in PER_ENTRY)
 REQUEST = ("memory_budget", "expected_ignored")  # of the plan's request
 ENUMS = {"reduction": c.REDUCTIONS, "precision": c.PRECISIONS}  # numbers of the C ABI, by option and name
 
@@ -34,6 +36,17 @@ def plain_number(value: Any) -> Any:
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     return value
+
+
+def weights_of(given: Mapping[str, Any]) -> LossWeights:
+    """Returns the weights among values by name."""
+    return LossWeights(*map(given.get, WEIGHTS))
+
+
+def weight_shapes(vocab: int, lead: Iterable[int], per_token: Iterable[int]) -> LossWeights:
+    """Returns the shape of each weight. lead: of the tokens. per_token: (K,) with K weighted targets each."""
+    shapes = {"[V]": (vocab,), "[...]": tuple(lead), "[..., K]": (*lead, *per_token)}
+    return LossWeights(*map(shapes.get, LOSS_WEIGHTS.values()))
 
 
 def struct_of(options: LossOptions | HeadOptions):

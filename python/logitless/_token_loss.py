@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _library as c
-from ._options import LOSS_TERMS, LossOptions
+from ._options import LOSS_TERMS, LossOptions, LossWeights
 
 
 class Smoothing(NamedTuple):
-    """Inputs of label smoothing for each token: V, the sum of the class weights, and sum_j class_weight_j * logit_j."""
+    """Inputs of label smoothing for each token: V, and the sums of the classes' weights, alone and times their logits."""
 
     vocab: Any
     class_total: Any
@@ -28,16 +28,16 @@ def lse_square(options: LossOptions) -> float:
     return options.z_loss
 
 
-def formula(xp: Any, options: LossOptions, lse: Any, nll: Any, class_weight: Any = None, rest: Smoothing | None = None):
+def formula(xp: Any, options: LossOptions, lse: Any, nll: Any, weight: Any = None, rest: Smoothing | None = None):
     """Returns the loss of each token [N], before its token weight, for one target per token.
 
     xp: torch, jax.numpy or numpy. options: only the terms of the loss are read. lse: log-sum-exp. nll: lse - target
-    logit; infinite if the target is masked, NaN if lse is +inf. class_weight: of the targets. rest: required with label smoothing.
+    logit; infinite if the target is masked, NaN if lse is +inf. weight: of the targets' classes. rest: required with label smoothing.
     """
-    if class_weight is None:
+    if weight is None:
         loss = (1.0 - options.label_smoothing) * nll if options.label_smoothing else nll
     else:
-        mass = (1.0 - options.label_smoothing) * class_weight
+        mass = (1.0 - options.label_smoothing) * weight
         loss = mass * xp.where(mass == 0.0, 0.0, nll)  # avoids 0 * inf
     if options.label_smoothing:
         loss = loss + options.label_smoothing / rest.vocab * (rest.class_total * lse - rest.logit_sum)
@@ -46,13 +46,33 @@ def formula(xp: Any, options: LossOptions, lse: Any, nll: Any, class_weight: Any
     return loss
 
 
-def mean_weights(xp: Any, counted: Any, unit: Any, class_weight: Any = None, token_weight: Any = None):
-    """Returns the weights of tokens [...] in the divisor of a mean; 0 for ignored ones.
+def entry_weights(weights: LossWeights) -> Any:
+    """Returns the weights [V] of logits in label smoothing's sum over the vocabulary; None: 1 each."""
+    return weights.class_weight
 
-    counted: where a target is not ignored. unit: a 1 in the dtype of the weights. class_weight: [...] of the targets, for
-    one target per token. A token with several counts once."""
-    weight = unit if class_weight is None else class_weight
-    return xp.where(counted, weight if token_weight is None else weight * token_weight, 0.0)
+
+def target_shares(xp: Any, weights: LossWeights, share: Any, ids: Any):
+    """Multiplies the shares of targets [...] in the loss by their weights. share: 0 for a target that is ignored, whose
+    id is any of the vocabulary."""
+    if weights.class_weight is not None:
+        share = xp.where(share == 0, share, share * weights.class_weight[ids])
+    return share if weights.target_weight is None else share * weights.target_weight
+
+
+def token_shares(xp: Any, weights: LossWeights, counted: Any, ids: Any, unit: Any):
+    """Returns the weights of tokens [...] in the divisor of a mean; 0 for ignored ones. A token with weights of several
+    targets counts once.
+
+    counted: where a target is not ignored. ids: of the targets, for one per token, and any of the vocabulary where none
+    counts. unit: a 1 in the dtype of the weights."""
+    alone = weights.class_weight is not None and weights.target_weight is None
+    return mean_weights(xp, counted, unit, weights.class_weight[ids] if alone else None, weights.token_weight)
+
+
+def mean_weights(xp: Any, counted: Any, unit: Any, of_target: Any, of_token: Any):
+    """Returns ``token_shares`` of the weights of each token's target and of itself, or None."""
+    weight = unit if of_target is None else of_target
+    return xp.where(counted, weight if of_token is None else weight * of_token, 0.0)
 
 
 class TokenLosses(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._token_loss import formula, mean_weights
+from .._token_loss import formula, target_shares, token_shares
 from .options import number
 
 
@@ -39,29 +39,27 @@ def attached(xp, temperature, target, ignore_index: int, log_prob, entropy, lse,
     return log_prob, with_derivative(entropy, variance), with_derivative(lse, entropy - lse)
 
 
-def loss(xp, options, log_prob, lse, target, class_weight, token_weight, target_weight):
+def loss(xp, options, log_prob, lse, target, weights):
     """Returns the loss of log-probabilities and log-sum-exps, as ``linear_cross_entropy`` defines it. target: [...], or
-    [..., K] with target_weight. options: LossOptions. Weights are None, or of the dtype of lse."""
+    [..., K] with weights of targets. options: LossOptions. weights: LossWeights, of the dtype of lse."""
     if options.label_smoothing:
         raise NotImplementedError(
             "label_smoothing: expected 0 beside a temperature for each token in 16 bits or with bias or softcap, got "
             f"{options.label_smoothing}"
         )
     valid = target != options.ignore_index
-    share = unit = xp.astype(valid, lse.dtype)
-    if class_weight is not None:
-        share = share * xp.take(class_weight, xp.astype(xp.where(valid, target, 0), xp.class_dtype))
-    of_class, rows = share, valid
-    if target_weight is not None:
-        share, rows = share * target_weight, valid.any(-1)
-        of_class, unit = None, xp.astype(rows, lse.dtype)
+    ids = xp.astype(xp.where(valid, target, 0), xp.class_dtype)
+    share = target_shares(xp, weights, xp.astype(valid, lse.dtype), ids)
     each = xp.where(share == 0, 0.0, -share * xp.where(share == 0, 0.0, log_prob))
-    each = formula(xp, options, lse, each if target_weight is None else each.sum(-1))
-    each = xp.where(rows, each if token_weight is None else each * token_weight, 0.0)
+    rows = valid
+    if weights.target_weight is not None:
+        each, rows = each.sum(-1), valid.any(-1)
+    each = formula(xp, options, lse, each)
+    each = xp.where(rows, each if weights.token_weight is None else each * weights.token_weight, 0.0)
     if options.reduction == "none":
         return each
     total = each.sum()
     if options.reduction == "mean":
-        divisor = mean_weights(xp, rows, unit, of_class, token_weight).sum()
+        divisor = token_shares(xp, weights, rows, ids, xp.astype(rows, lse.dtype)).sum()
         total = total / (options.normalizer or xp.where(divisor == 0, 1.0, divisor))
     return total

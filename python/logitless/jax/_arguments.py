@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from .._library import PRECISIONS
-from .._options import DEFAULT, plain_number
+from .._options import DEFAULT, LossWeights, plain_number, weight_shapes, weights_of
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -25,13 +25,11 @@ class Arguments(NamedTuple):
     bias: Any = None
     reduction: Any = DEFAULT.reduction
     ignore_index: Any = DEFAULT.ignore_index
-    class_weight: Any = None
+    weights: LossWeights = LossWeights()
     softcap: Any = None
     logit_scale: Any = DEFAULT.logit_scale
     temperature: Any = None
     normalizer: Any = None
-    token_weight: Any = None
-    target_weight: Any = None
     accuracy: Any = False
     return_lse: Any = False
     return_argmax: Any = False
@@ -45,7 +43,8 @@ class Arguments(NamedTuple):
 
 def named(given: Mapping[str, Any]) -> Arguments:
     """Returns the arguments among the local variables of a function, taken before it has others."""
-    return Arguments(**{name: given[name] for name in Arguments._fields if name in given})
+    known = {name: given[name] for name in Arguments._fields if name in given}
+    return Arguments(**known, weights=weights_of(given))
 
 
 def array(name: str, value: ArrayLike) -> jax.Array:
@@ -96,6 +95,14 @@ def shaped(name: str, value: ArrayLike | None, shape: tuple[int, ...], dtype: An
     if found.shape != shape:
         raise ValueError(f"{name}: expected {list(shape)}, got {list(found.shape)}")
     return found.astype(dtype)
+
+
+def loss_weights(
+    weights: LossWeights, vocab: int, lead: tuple[int, ...], per_token: tuple[int, ...], dtype: Any = jnp.float32
+) -> LossWeights:
+    """Returns checked weights of the loss as float32 or float64."""
+    wanted = zip(weights._fields, weights, weight_shapes(vocab, lead, per_token))
+    return LossWeights(*(shaped(*of_weight, dtype) for of_weight in wanted))
 
 
 def indices(name: str, value: ArrayLike) -> jax.Array:

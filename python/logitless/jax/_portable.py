@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._options import LossOptions, check_terms
-from .._token_loss import lse_square, mean_weights
+from .._options import LossOptions, check_terms, weights_of
+from .._token_loss import entry_weights, lse_square, target_shares, token_shares
 from ._arguments import DEFAULT_PRECISION, sum_dtype
 from ._axes import axes_of, varying
 from ._portable_plan import GRADIENTS, HOST_BLOCK, Outputs, Plan, on_host, plan
@@ -455,11 +455,11 @@ class _Loss(NamedTuple):
 
 
 def _loss(options: LossOptions, a: Arrays, y: _Targets, dtype: Any) -> _Loss:
-    classes, vocab = a.get("class_weight"), a["weight"].shape[0]
-    of_class = jnp.where(y.valid, 1.0 if classes is None else jnp.take(classes, jnp.maximum(y.ids, 0)), 0.0).astype(dtype)
-    share = of_class if "target_weight" not in a else of_class * a["target_weight"]
-    token_weight = jnp.where(y.active, a.get("token_weight", jnp.ones((), dtype)), 0.0).astype(dtype)
-    divisor = mean_weights(jnp, y.active, jnp.ones((), dtype), None if "target_weight" in a else of_class[:, 0], token_weight).sum()
+    weights, vocab, ids, one = weights_of(a), a["weight"].shape[0], jnp.maximum(y.ids, 0), jnp.ones((), dtype)
+    classes = entry_weights(weights)
+    share = target_shares(jnp, weights, y.valid.astype(dtype), ids)
+    token_weight = jnp.where(y.active, one if weights.token_weight is None else weights.token_weight, 0.0).astype(dtype)
+    divisor = token_shares(jnp, weights, y.active, ids[:, 0], one).sum()
     if options.normalizer:
         divisor = jnp.full_like(divisor, options.normalizer)
     return _Loss(
@@ -528,7 +528,7 @@ def _run(function: str, options: Any, a: Arrays, outputs: Outputs) -> dict[str, 
     }
     inverse = 1.0 / a["temperature"].astype(dtype) if "temperature" in a else None
     c = _Call(
-        options, hidden, weight, a.get("bias"), a.get("class_weight" if smooth else "vocab_weight"), inverse, y.ids,
+        options, hidden, weight, a.get("bias"), entry_weights(weights_of(a)) if smooth else a.get("vocab_weight"), inverse, y.ids,
         y.active, dtype, _precision(options.precision, hidden.dtype), frozenset(name for name, need in needs.items() if need),
     )
     casts = weight.dtype != hidden.dtype

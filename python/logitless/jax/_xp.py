@@ -21,6 +21,7 @@ from .._losses import options
 from .._losses.contrastive import Spread
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
+from .._options import WEIGHTS, weights_of
 from . import _arguments, _sampled, _sampled_over_ranks, vocab_parallel
 from ._axes import axes_of, varying
 from ._noise import gumbel as gumbel, gumbel_of_ids as gumbel_of_ids
@@ -400,14 +401,14 @@ def in_micro_batches(encode: Callable[..., Any], inputs: Any, count: int, size: 
 
 def weighted_loss(
     hidden: jax.Array, weight: jax.Array, targets: jax.Array, bias: jax.Array | None, head: Head, argmax: bool,
-    *, token_weight: jax.Array | None = None, target_weight: jax.Array | None = None, **terms: float,
+    **more: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Returns the sum of the tokens' losses, which token_weight or target_weight multiply; and without gradients the
-    log-sum-exp of each token and, if wanted, its largest entry."""
+    """Returns the sum of the tokens' losses; and without gradients the log-sum-exp of each token and, if wanted, its
+    largest entry. more: weights and terms of the loss."""
     given = prepare("multi_token_loss", _arguments.Arguments(
         hidden, weight, targets, bias, reduction="sum", ignore_index=head.ignore_index, softcap=head.softcap,
-        logit_scale=head.logit_scale, token_weight=token_weight, target_weight=target_weight,
-        memory_budget=head.memory_budget, terms=terms,
+        logit_scale=head.logit_scale, weights=weights_of(more), memory_budget=head.memory_budget,
+        terms={name: value for name, value in more.items() if name not in WEIGHTS},
     ))
     axes = axes_of(*[a for a in (*given.inputs.values(), *given.fixed.values()) if a is not None])
     more = ("lse", "argmax") if argmax else ("lse",)

@@ -13,7 +13,9 @@ from jax.typing import ArrayLike
 from .._library import REDUCTIONS, parse_bytes
 from . import _arguments, _ffi
 from ._arguments import Arguments
-from .._options import DEFAULT, LossOptions, all_terms, either_name, head_options, plain_number, share, takes_terms
+from .._options import (
+    DEFAULT, LossOptions, all_terms, either_name, head_options, plain_number, share, takes_terms, weight_shapes
+)
 from .head import (
     GRADIENTS, all_gradients, gradient_dtype, gradient_results, head, nan_at_bad_targets, refuse_gradients, type_of,
     wanted_gradients,
@@ -113,9 +115,9 @@ def divisor(normalizer: float | ArrayLike | None, reduction: str) -> tuple[float
     return 0.0, found.astype(jnp.float32)
 
 
-def accuracy_of(argmax: jax.Array, targets: jax.Array, ignore_index: int, target_weight: ArrayLike | None) -> jax.Array:
+def accuracy_of(argmax: jax.Array, targets: jax.Array, ignore_index: int) -> jax.Array:
     """Returns the fraction of tokens whose largest logit is their target."""
-    if target_weight is not None:
+    if targets.ndim > argmax.ndim:
         raise NotImplementedError("accuracy: needs one target a token, got target_weight")
     valid = targets != ignore_index
     correct = (argmax == targets) & valid
@@ -147,9 +149,8 @@ def prepare(function: str, a: Arguments, wide: bool = False, blocks: bool = Fals
     sums = _arguments.sum_dtype(x.dtype)
     lead, (vocab, dim) = x.shape[:-1], w.shape
     per_token: tuple[int, ...] = ()
-    target_weight = a.target_weight
-    if target_weight is not None:
-        target_weight = _arguments.floats("target_weight", target_weight, sums == jnp.float64)
+    if a.weights.target_weight is not None:
+        target_weight = _arguments.floats("target_weight", a.weights.target_weight, sums == jnp.float64)
         if target_weight.ndim != x.ndim or target_weight.shape[:-1] != lead or target_weight.shape[-1] == 0:
             raise ValueError(
                 f"target_weight: expected {list(lead)} with K weights each, got {list(target_weight.shape)}"
@@ -170,16 +171,11 @@ def prepare(function: str, a: Arguments, wide: bool = False, blocks: bool = Fals
         **{name: _arguments.number(name, value) for name, value in given.items()},
     )
 
-    def rows(a: jax.Array | None, *tail: int) -> jax.Array | None:
-        return None if a is None else a.reshape(-1, *tail)
-
+    weights = _arguments.loss_weights(a.weights, vocab, lead, per_token, sums)
+    flat = weight_shapes(vocab, (-1,), per_token)
     inputs = {"hidden": x.reshape(-1, dim), "weight": w, "bias": b}
-    fixed = {
-        "targets": rows(y, *per_token),
-        "class_weight": _arguments.shaped("class_weight", a.class_weight, (vocab,), sums),
-        "token_weight": rows(_arguments.shaped("token_weight", a.token_weight, lead, sums)),
-        "target_weight": rows(_arguments.shaped("target_weight", target_weight, lead + per_token, sums), *per_token),
-    }
+    fixed = {"targets": y.reshape(-1, *per_token)}
+    fixed |= {n: None if w is None else w.reshape(s) for n, w, s in zip(flat._fields, weights, flat)}
     return Prepared(options, inputs, fixed, normalizer_array, lead, y)
 
 
@@ -298,7 +294,7 @@ def cross_entropy(a: Arguments) -> jax.Array | tuple[jax.Array, ...]:
     varying, fixed = _ffi.varying(inputs, axes), _ffi.varying(fixed, axes)
     if a.temperature is None:
         counted = fixed
-        if fixed["token_weight"] is not None and a.target_weight is None and not wants_argmax:
+        if fixed["token_weight"] is not None and fixed["target_weight"] is None and not wants_argmax:
             # A weight of 0 leaves the token out of the loss: it costs nothing.
             targets = jnp.where(_is_zero(fixed["token_weight"]), ignored, fixed["targets"])
             counted = {**fixed, "targets": targets.astype(fixed["targets"].dtype)}
@@ -316,7 +312,7 @@ def cross_entropy(a: Arguments) -> jax.Array | tuple[jax.Array, ...]:
     if a.return_lse:
         results.append(logits["lse"].reshape(lead))
     if a.accuracy:
-        results.append(accuracy_of(found["argmax"].reshape(lead), y, ignored, a.target_weight))
+        results.append(accuracy_of(found["argmax"].reshape(lead), y, ignored))
     if a.return_argmax:
         results.append(found["argmax"].reshape(lead))
     if a.return_target_logits:

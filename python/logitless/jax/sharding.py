@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from .._options import WEIGHTS
-from .._token_loss import mean_weights
+from .._options import PER_ENTRY, PER_TOKEN, WEIGHTS, LossWeights, weights_of
+from .._token_loss import token_shares
 from . import _arguments, vocab_parallel
 from ._arguments import Arguments
 from .head import log_probs, refuse_gradients
@@ -21,9 +21,9 @@ from .loss import accuracy_of, check_reduction, cross_entropy, divisor
 Axes = tuple[str, ...]
 _ARRAYS = ("hidden", "weight", "targets", "bias")
 _PER_TOKEN = (
-    "hidden", "targets", "token_weight", "target_weight", "teacher_hidden", "temperature", "top_p", "min_p", "counter",
+    "hidden", "targets", *PER_TOKEN, "teacher_hidden", "temperature", "top_p", "min_p", "counter",
 )  # fmt: skip
-_PER_VOCAB_ENTRY = ("weight", "bias", "class_weight", "logit_bias", "teacher_weight", "teacher_bias", "teacher_ids")
+_PER_VOCAB_ENTRY = ("weight", "bias", *PER_ENTRY, "logit_bias", "teacher_weight", "teacher_bias", "teacher_ids")
 _REPLICATED = ("key",)
 
 
@@ -38,7 +38,8 @@ class Sharding:
 
     Args:
         mesh: a ``jax.sharding.Mesh``; or an abstract one, for functions compiled under ``jax.set_mesh``.
-        vocab: the axis or axes that shard the vocabulary: the rows of weight, bias and class_weight. None: replicated.
+        vocab: the axis or axes that shard the vocabulary: the rows of weight, bias and the classes' weights. None:
+            replicated.
         tokens: the axis or axes that shard the first dimension of hidden, targets and other arrays per token, or a
             PartitionSpec of their leading dimensions. None: replicated.
 
@@ -222,23 +223,25 @@ def sharded_cross_entropy(a: Arguments) -> jax.Array | tuple[jax.Array, ...]:
     """Computes ``linear_cross_entropy`` on the mesh."""
     check_reduction(a.reduction)
     sharding, (fixed, by) = a.sharding, divisor(a.normalizer, a.reduction)
-    arrays = _checked(sharding, {name: getattr(a, name) for name in (*_ARRAYS, *WEIGHTS)})
+    arrays = _checked(sharding, {**{name: getattr(a, name) for name in _ARRAYS}, **a.weights._asdict()})
     none, wants_argmax = a.reduction == "none", bool(a.accuracy or a.return_argmax)
 
+    def of_shard(local):
+        return a._replace(**{name: local[name] for name in _ARRAYS}, weights=weights_of(local))
+
     def of_shards(local):
-        losses, shares, lse, best, target_logits = vocab_parallel.token_losses(a._replace(**local), sharding._vocab, wants_argmax)
+        losses, shares, lse, best, target_logits = vocab_parallel.token_losses(of_shard(local), sharding._vocab, wants_argmax)
         own = () if none else (sharding._own(losses).sum(), sharding._own(shares).sum())
         each = (losses,) * none + (lse,) * bool(a.return_lse) + (best,) * wants_argmax
         return own, each + (target_logits,) * bool(a.return_target_logits)
 
     def of_all_vocab(local):
         # The gradients of a sum are computed in the forward.
-        found = cross_entropy(a._replace(
-            **local, reduction="none" if none else "sum", normalizer=None, accuracy=False, return_argmax=wants_argmax,
-            sharding=None,
+        found = cross_entropy(of_shard(local)._replace(
+            reduction="none" if none else "sum", normalizer=None, accuracy=False, return_argmax=wants_argmax, sharding=None
         ))
         loss, *more = found if isinstance(found, tuple) else (found,)
-        return () if none else (loss, _shares(local, a.ignore_index)), (loss,) * none + tuple(more)
+        return () if none else (loss, _shares(local["targets"], weights_of(local), a.ignore_index)), (loss,) * none + tuple(more)
 
     summed, each = sharding._map(of_shards if sharding._vocab else of_all_vocab, arrays, totals=0 if none else 2)
     each = list(each)
@@ -256,19 +259,15 @@ def sharded_cross_entropy(a: Arguments) -> jax.Array | tuple[jax.Array, ...]:
     if wants_argmax:
         argmax = each.pop(0)
         if a.accuracy:
-            results.append(accuracy_of(argmax, arrays["targets"], a.ignore_index, a.target_weight))
+            results.append(accuracy_of(argmax, arrays["targets"], a.ignore_index))
         results += [argmax] * bool(a.return_argmax)
     results += each
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _shares(a: dict[str, jax.Array | None], ignore_index: int) -> jax.Array:
+def _shares(y: jax.Array, weights: LossWeights, ignore_index: int) -> jax.Array:
     """Returns a shard's contribution to the divisor of a mean."""
-    y, classes, tokens = a["targets"], a["class_weight"], a["token_weight"]
-    valid, of_class = y != ignore_index, None
-    if a["target_weight"] is not None:
-        valid = valid.any(-1)
-    elif classes is not None:
-        of_class = jnp.take(classes, jnp.where(valid, y, 0)).astype(jnp.float32)
-    of_token = None if tokens is None else tokens.astype(jnp.float32)
-    return mean_weights(jnp, valid, jnp.float32(1.0), of_class, of_token).sum()
+    valid = y != ignore_index
+    counted = valid if weights.target_weight is None else valid.any(-1)
+    weights = LossWeights(*(None if w is None else w.astype(jnp.float32) for w in weights))
+    return token_shares(jnp, weights, counted, jnp.where(valid, y, 0), jnp.float32(1.0)).sum()

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._losses import tempered as shared
-from .._options import WEIGHTS, HeadOptions, head_options
+from .._options import HeadOptions, head_options, weights_of
 from . import _arguments
 from . import _xp as xp
 from ._arguments import Arguments
@@ -54,7 +54,6 @@ def losses(call: Any, temperature: jax.Array, argmax: bool) -> dict[str, jax.Arr
     """Returns the outputs of the head and the loss of prepared arguments."""
     fixed, options = call.fixed, call.options
     found = outputs(head_options(options), temperature, call.inputs, fixed["targets"], argmax)
-    weights = (fixed[name] for name in WEIGHTS)
-    loss = shared.loss(xp, options, found["log_prob"], found["lse"], fixed["targets"], *weights)
+    loss = shared.loss(xp, options, found["log_prob"], found["lse"], fixed["targets"], weights_of(fixed))
     lse = found["lse"] if found["log_prob"].ndim == 1 else found["lse"][:, None]
     return {**found, "loss": loss, "target_logit": found["log_prob"] + lse}

@@ -265,7 +265,7 @@ def vocab_parallel_linear_cross_entropy(
         loss = jnp.where(count == 0.0, 0.0, losses.sum() / jnp.where(count == 0.0, 1.0, count))
     results = [loss] + [lse] * bool(return_lse)
     if accuracy:
-        results.append(accuracy_of(argmax, jnp.asarray(targets), ignore_index, target_weight))
+        results.append(accuracy_of(argmax, jnp.asarray(targets), ignore_index))
     results += [argmax] * bool(return_argmax) + [target_logit] * bool(return_target_logits)
     return results[0] if len(results) == 1 else tuple(results)
 
@@ -275,16 +275,16 @@ def token_losses(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array]:
     """Returns (losses, their shares of a mean's divisor, lse, argmax if asked for, target logits)."""
     given = all_terms("vocab_parallel_linear_cross_entropy", a.terms)
-    shard = _shard(a, axis_name, () if a.target_weight is None else jnp.shape(a.target_weight)[-1:])
+    several = a.weights.target_weight is not None
+    per_token = jnp.shape(a.weights.target_weight)[-1:] if several else ()
+    shard = _shard(a, axis_name, per_token)
     options = LossOptions(**{name: _arguments.number(name, value) for name, value in given.items()})
     check_terms(options)
     smoothing = options.label_smoothing
-    local_vocab = shard.inputs["weight"].shape[0]
-    classes = _arguments.shaped("class_weight", a.class_weight, (local_vocab,))
-    tokens = _arguments.shaped("token_weight", a.token_weight, shard.lead)
+    weights = _arguments.loss_weights(a.weights, shard.inputs["weight"].shape[0], shard.lead, per_token)
+    classes, tokens, each = _token_loss.entry_weights(weights), weights.token_weight, weights.target_weight
     tokens = jnp.ones(shard.active.shape, jnp.float32) if tokens is None else tokens.reshape(-1)
     tokens = jnp.where(shard.active, tokens, 0.0)
-    each = _arguments.shaped("target_weight", a.target_weight, shard.shape)
     each = jnp.where(shard.valid, 1.0 if each is None else each.reshape(shard.valid.shape), 0.0)
 
     outputs = _MERGED + (("weighted_logit_sum",) if smoothing else ()) + (("argmax",) if argmax else ())
@@ -303,8 +303,7 @@ def token_losses(
     nll = jnp.where(mass == 0.0, 0.0, mass * jnp.where(mass == 0.0, 0.0, merged.nll)).sum(1)
     losses = _token_loss.formula(jnp, options, merged.lse, nll, None, rest)
     losses = jnp.where(tokens == 0.0, 0.0, tokens * losses)
-    of_class = None if a.target_weight is not None else each[:, 0]
-    shares = _token_loss.mean_weights(jnp, shard.active, jnp.float32(1.0), of_class, tokens)
+    shares = _token_loss.mean_weights(jnp, shard.active, jnp.float32(1.0), None if several else each[:, 0], tokens)
     best = _argmax(shard, found["argmax"]).reshape(shard.lead) if argmax else None
     lse = jnp.where(shard.active, merged.lse, 0.0)
     target_logit = jnp.where(shard.valid, merged.target_logit, 0.0).reshape(shard.shape)

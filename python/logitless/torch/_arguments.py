@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._library import parse_bytes
-from .._options import DEFAULT, LOSS_TERMS, LossOptions, plain_number, share, unexpected
+from .._options import DEFAULT, LOSS_TERMS, WEIGHTS, LossOptions, LossWeights, plain_number, share, unexpected
 from ._precision import precision_of
 from .ranks import Sharding
 
@@ -26,13 +26,11 @@ class Arguments(NamedTuple):
     reduction: Any = "mean"
     ignore_index: Any = None
     terms: Mapping[str, Any] = {name: term.default for name, term in LOSS_TERMS.items()}  # of the loss
-    class_weight: Any = None
+    weights: LossWeights = LossWeights()
     softcap: Any = None
     logit_scale: Any = DEFAULT.logit_scale
     temperature: Any = None
     normalizer: Any = None
-    token_weight: Any = None
-    target_weight: Any = None
     shift: Any = False
     accuracy: Any = False
     return_lse: Any = False
@@ -48,13 +46,14 @@ class Arguments(NamedTuple):
 def named(**given: Any) -> Arguments:
     """Returns the arguments with these values, by the names of the signature."""
     terms = {name: given.pop(name, term.default) for name, term in LOSS_TERMS.items()}
-    return Arguments(terms=terms, **given)
+    weights = LossWeights(*[given.pop(name, None) for name in WEIGHTS])
+    return Arguments(terms=terms, weights=weights, **given)
 
 
 def _defaults() -> dict[str, Any]:
     found = {}
     for name, value in Arguments._field_defaults.items():
-        found.update(value if name == "terms" else {name: value})
+        found.update(value if name == "terms" else value._asdict() if name == "weights" else {name: value})
     del found["chunk"]
     return found
 

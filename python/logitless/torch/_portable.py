@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .._options import WEIGHTS, LossOptions
-from .._token_loss import mean_weights
+from .._options import PER_ENTRY, WEIGHTS, LossOptions, LossWeights, weight_shapes
+from .._token_loss import entry_weights, token_shares
 from . import _memory
 from ._portable_head import Head, Task
 from ._portable_rows import Outputs, RowForm, Slopes, Statistics, output_slopes, targets_of, token_losses
@@ -34,7 +34,7 @@ def _largest(*given: Optional[Tensor]) -> Optional[Tensor]:
     return torch.where(largest > 0, largest, 1.0)
 
 
-def _count(head: Head, class_weight, token_weight, target_weight) -> Tensor:
+def _count(head: Head, weights: LossWeights) -> Tensor:
     """Returns the divisor of a mean over the tokens."""
     total = torch.zeros((), dtype=head.number, device=head.device)
     tokens, per_token = head.targets.shape
@@ -42,9 +42,8 @@ def _count(head: Head, class_weight, token_weight, target_weight) -> Tensor:
     for first in range(0, tokens, step):
         part = slice(first, first + step)
         targets = targets_of(head.targets[part], head.options.ignore_index, head.vocab)
-        of_class = None if class_weight is None or target_weight is not None else class_weight[targets.ids[:, 0]]
-        of_token = None if token_weight is None else token_weight[part]
-        total += mean_weights(torch, targets.row, total.new_ones(()), of_class, of_token).sum()
+        here = LossWeights(*(t if t is None or name in PER_ENTRY else t[part] for name, t in weights._asdict().items()))
+        total += token_shares(torch, here, targets.row, targets.ids[:, 0], total.new_ones(())).sum()
     return total
 
 
@@ -57,12 +56,12 @@ class _Loss(NamedTuple):
     needs: bool  # gradients
 
 
-def _loss_of(
-    form: _Loss, statistics: Statistics, outputs: Outputs, class_weight, token_weight, target_weight, upstream, inverse
-) -> tuple[tuple, Optional[Slopes]]:
-    """Returns losses, log-sum-exps and the argmax of tokens, and the slopes of logits times upstream and inverse."""
+def _loss_of(form: _Loss, statistics: Statistics, outputs: Outputs, *numbers) -> tuple[tuple, Optional[Slopes]]:
+    """Returns losses, log-sum-exps and the argmax of tokens, and the slopes of logits. numbers: the weights, and the
+    upstream gradients and the inverse divisor, which multiply the slopes."""
+    *weights, upstream, inverse = numbers
     targets, index = statistics.targets, statistics.sums.index
-    loss, slopes = token_losses(form.options, outputs, statistics, form.vocab, class_weight, token_weight, target_weight)
+    loss, slopes = token_losses(form.options, outputs, statistics, form.vocab, LossWeights(*weights))
     if form.marks:
         loss = torch.where(targets.bad.any(1), torch.nan, loss)
     lse = torch.where(targets.row, outputs.lse, 0.0)
@@ -90,21 +89,18 @@ def _slopes_of(given: tuple[bool, ...], statistics: Statistics, outputs: Outputs
 def _cross_entropy(options: LossOptions, shard, inputs, made, later=()) -> None:
     numbers = {n: inputs[n] for n in (*WEIGHTS, "grad_losses")}
     head = Head(options, shard, inputs, made, False, later)
-    class_weight, token_weight, target_weight, upstream = (
-        None if t is None else t.to(head.number) for t in numbers.values()
-    )
-    token_weight, upstream = head.flat(token_weight), head.flat(upstream)
-    if target_weight is not None:
-        target_weight = target_weight.reshape(head.targets.shape)
-    weights = class_weight
-    if options.label_smoothing and weights is None:
-        weights = torch.ones(head.vocab, dtype=head.number, device=head.device)
+    *given, upstream = (None if t is None else t.to(head.number) for t in numbers.values())
+    shapes, upstream = weight_shapes(head.vocab, head.targets.shape[:1], head.targets.shape[1:]), head.flat(upstream)
+    weights = LossWeights(*(None if t is None else t.reshape(shape) for t, shape in zip(given, shapes)))
+    of_entries = entry_weights(weights)
+    if options.label_smoothing and of_entries is None:
+        of_entries = torch.ones(head.vocab, dtype=head.number, device=head.device)
     wants = head.d_hidden is not None or head.d_weight is not None or head.d_bias is not None
     inverse = None
     if options.reduction == "mean":
         divisor = torch.full((), options.normalizer, dtype=head.number, device=head.device)
         if not options.normalizer:
-            divisor = _count(head, class_weight, token_weight, target_weight)
+            divisor = _count(head, weights)
         inverse = torch.where(divisor == 0, 0.0, 1 / divisor)
     if head.direct:  # 16-bit gradients of logits are of size 1
         head.factor = inverse
@@ -131,9 +127,12 @@ def _cross_entropy(options: LossOptions, shard, inputs, made, later=()) -> None:
 
     head.run(
         Task(
-            lambda targets: Statistics(targets, False, index is not None, weights if options.label_smoothing else None),
+            lambda targets: Statistics(targets, False, index is not None, of_entries if options.label_smoothing else None),
             RowForm(_loss_of, form, False, index is not None, False, options.logit_scale),
-            lambda *tokens: (class_weight, *(take(t, *tokens) for t in (token_weight, target_weight, upstream)), shared),
+            lambda *tokens: (
+                *(t if name in PER_ENTRY else take(t, *tokens) for name, t in weights._asdict().items()),
+                take(upstream, *tokens), shared,
+            ),
             written,
         )
     )

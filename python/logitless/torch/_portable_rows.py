@@ -12,8 +12,8 @@ from typing import Any, Callable, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .._options import LossOptions
-from .._token_loss import lse_square
+from .._options import LossOptions, LossWeights
+from .._token_loss import lse_square, target_shares
 
 MASKED = -1e30  # the logarithm of an exponential that is 0
 
@@ -218,19 +218,11 @@ class Slopes(NamedTuple):
 
 
 def token_losses(
-    options: LossOptions, outputs: Outputs, statistics: Statistics, vocab: int, weights: Optional[Tensor],
-    token_weight: Optional[Tensor], target_weight: Optional[Tensor],
+    options: LossOptions, outputs: Outputs, statistics: Statistics, vocab: int, weights: LossWeights
 ) -> tuple[Tensor, Slopes]:
-    """Returns the loss of each token [n] and its derivatives: the formula of src/math/token_loss.h.
-
-    weights: of classes [V], or None.
-    """
+    """Returns the loss of each token [n] and its derivatives: the formula of src/math/token_loss.h."""
     targets, lse = statistics.targets, outputs.lse
-    share = targets.valid.to(lse.dtype) * (1.0 - options.label_smoothing)
-    if weights is not None:
-        share = share * weights[targets.ids]
-    if target_weight is not None:
-        share = share * target_weight
+    share = target_shares(torch, weights, targets.valid.to(lse.dtype) * (1.0 - options.label_smoothing), targets.ids)
     loss = -torch.where(share == 0, 0.0, share * outputs.log_prob).sum(1)
     rest, uniform = torch.zeros_like(lse), None
     if options.label_smoothing:
@@ -243,7 +235,7 @@ def token_losses(
     if square:
         loss = loss + square * lse * lse
         rest = rest + 2.0 * square * lse
-    scale = targets.row.to(lse.dtype) if token_weight is None else torch.where(targets.row, token_weight, 0.0)
+    scale = targets.row.to(lse.dtype) if weights.token_weight is None else torch.where(targets.row, weights.token_weight, 0.0)
     loss = torch.where(scale == 0, 0.0, scale * loss)
     return loss, Slopes(share.sum(1) + rest, -share, rest, None, uniform).times(scale)
 

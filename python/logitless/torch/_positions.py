@@ -8,7 +8,8 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from .._options import DEFAULT
+from .._options import DEFAULT, PER_TOKEN, LossWeights
+from .._token_loss import token_shares
 from ._arguments import Arguments
 
 
@@ -23,18 +24,18 @@ def _check(a: Arguments, want_target: list[int]) -> None:
         raise ValueError(f"target: expected {want_target} {beside}, got {list(target.shape)}")
     if bias is not None and bias.shape != weight.shape[:-1]:
         raise ValueError(f"bias: expected {list(weight.shape[:-1])}, got {list(bias.shape)}")
-    for name in ("shift", "accuracy", "token_weight", "target_weight"):
-        given = getattr(a, name)
+    refused = {"shift": a.shift, "accuracy": a.accuracy, **{name: getattr(a.weights, name) for name in PER_TOKEN}}
+    for name, given in refused.items():
         if given is not None and given is not False:
             raise NotImplementedError(f"{name}: does not go with a weight of {weight.dim()} dimensions")
 
 
-def _counted(target: Tensor, class_weight: Tensor | None, ignore_index: int, number: torch.dtype) -> Tensor:
+def _counted(target: Tensor, weights: LossWeights, ignore_index: int, number: torch.dtype) -> Tensor:
     """Returns the divisor of a mean: the weighted number of targets that are not ignored."""
     valid = target != ignore_index
-    if class_weight is None:
-        return valid.sum().to(number)
-    return (valid * class_weight.to(number)[torch.where(valid, target, 0).long()]).sum()
+    weights = LossWeights(*(None if t is None else t.to(number) for t in weights))
+    unit = torch.ones((), dtype=number, device=target.device)
+    return token_shares(torch, weights, valid, torch.where(valid, target, 0).long(), unit).sum()
 
 
 def cross_entropy(loss_of: Callable[[Arguments], Any], a: Arguments) -> Any:
@@ -72,6 +73,6 @@ def cross_entropy(loss_of: Callable[[Arguments], Any], a: Arguments) -> Any:
         loss = losses.sum()
     if own_mean and not soft:
         ignore_index = DEFAULT.ignore_index if a.ignore_index is None else a.ignore_index
-        count = _counted(target, a.class_weight, ignore_index, loss.dtype)
+        count = _counted(target, a.weights, ignore_index, loss.dtype)
         loss = loss * torch.where(count > 0, total / count, 0.0)
     return (loss, *[other.reshape(tokens, *places) for other in others]) if others else loss

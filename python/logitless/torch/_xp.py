@@ -484,8 +484,8 @@ def in_micro_batches(encode: Callable[..., Any], inputs: Any, count: int, size: 
 def weighted_loss(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], head: Head, argmax: bool, **more: Any
 ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-    """Returns the sum of the tokens' losses, which token_weight or target_weight multiply; and without gradients the
-    log-sum-exp of each token and, if wanted, its largest entry."""
+    """Returns the sum of the tokens' losses; and without gradients the log-sum-exp of each token and, if wanted, its
+    largest entry. more: weights and terms of the loss."""
     found = with_fixed_lse(named(
         hidden=hidden, weight=weight, target=target, bias=bias, reduction="sum", return_lse=True, return_argmax=argmax,
         **head._asdict(), **more,

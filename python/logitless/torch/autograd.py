@@ -11,13 +11,17 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from .._options import HeadOptions, LossOptions
+from .._options import WEIGHTS, HeadOptions, LossOptions
 from . import _engine, run
 from ._backend import is_native
 from .groups import raise_on_all_ranks
 from .ranks import VocabShard
-from .run import BIAS, EAGER, HIDDEN, OPERATOR, TRANSFORM, WEIGHT, Form, saved_dtype
+from .run import BIAS, EAGER, HIDDEN, INPUTS, OPERATOR, TRANSFORM, WEIGHT, Form, saved_dtype
 
+_HEAD = "hidden weight target bias?"
+LOSS_TENSORS = " ".join([_HEAD, *(f"{name}?" for name in WEIGHTS)])  # of operators
+_OTHERS = (None,) * (len(WEIGHTS) + 2)  # weights, grad_losses and the form
+_NO_WEIGHTS = (None,) * (len(WEIGHTS) + 1)  # and no grad_losses
 _SCALED = 1 << 22  # elements of a gradient that are scaled at a time
 
 # Tells whether the running backward retains its graph. Versions of PyTorch that do not report it may retain it.
@@ -125,7 +129,7 @@ class CrossEntropy(Function):
         elif form.way == TRANSFORM:  # the others stay differentiable, for an error of second derivatives
             ctx.mark_non_differentiable(output[1], output[2])
         if form.options.reduction == "none":
-            ctx.save_for_backward(*inputs[:7])
+            ctx.save_for_backward(*inputs[:INPUTS])
         else:
             made = zip((HIDDEN, WEIGHT, BIAS), output[3:], (inputs[0], inputs[1], inputs[3]))
             kept = [(g, t.dtype) for bit, g, t in made if form.needs & bit]
@@ -142,7 +146,7 @@ class CrossEntropy(Function):
         if d_lse is not None:
             raise RuntimeError("linear_cross_entropy: the lse of this operator has no gradient; use linear_logprobs")
         if d_loss is None:
-            return (None,) * 9
+            return (None,) * (INPUTS + 2)
         if form.options.reduction == "none":
             call = form._replace(argmax=False, lse=False)
             gradients = _on_ranks(call, lambda: cross_entropy(*ctx.saved_tensors, d_loss, call))[3:]
@@ -152,7 +156,7 @@ class CrossEntropy(Function):
         else:
             scale = scaled if form.way == EAGER else multiplied
             d_hidden, d_weight, d_bias = by_input(scale(ctx.saved_tensors, d_loss, ctx.dtypes), form.needs)
-        return d_hidden, d_weight, None, d_bias, None, None, None, None, None
+        return d_hidden, d_weight, None, d_bias, *_OTHERS
 
 
 class RepeatedCrossEntropy(Function):
@@ -237,8 +241,7 @@ _cross_entropy, _repeated, _head = (eager_apply(f) for f in (CrossEntropy, Repea
 
 def cross_entropy(*inputs):
     """Returns (loss, lse, argmax, d_hidden, d_weight, d_bias); only the loss has a gradient. inputs: hidden, weight,
-    target, bias, class_weight, token_weight, target_weight, grad_losses and a ``Form``. The gradients are for internal
-    use."""
+    target, bias, the weights, grad_losses and a ``Form``. The gradients are for internal use."""
     form = inputs[-1]
     if form.way == OPERATOR:
         return torch.ops.logitless.cross_entropy(*inputs[:-1], *_values(form), form.needs, form.argmax)
@@ -263,7 +266,7 @@ def repeat(
 ) -> Tensor:
     """Computes the loss of a call that was seen before, which has no plan if it is a ``Form``."""
     if isinstance(seen, Form):
-        return cross_entropy(hidden, weight, target, bias, None, None, None, None, seen)[0]
+        return cross_entropy(hidden, weight, target, bias, *_NO_WEIGHTS, seen)[0]
     if seen.needs:
         return _repeated(hidden, weight, target, bias, seen)
     return seen.planned.replay((hidden, weight, target, bias))[0]
@@ -367,12 +370,10 @@ def _fake_head_backward(hidden, weight, target, bias, d_log_prob, d_entropy, d_l
     return fake_gradients(hidden, weight, bias, form.needs, False)
 
 
-_HEAD = "hidden weight target bias?"
 _LAST = "ScalarType? compute, SymInt needs"
-_Operator(
-    "cross_entropy", f"{_HEAD} class_weight? token_weight? target_weight? grad_losses?", LossOptions,
-    f"{_LAST}, bool argmax", 6,
-).register(run.run_cross_entropy, _fake_cross_entropy, CrossEntropy)
+_Operator("cross_entropy", f"{LOSS_TENSORS} grad_losses?", LossOptions, f"{_LAST}, bool argmax", 6).register(
+    run.run_cross_entropy, _fake_cross_entropy, CrossEntropy
+)
 _Operator("head", _HEAD, HeadOptions, f"{_LAST}, bool argmax", 4).register(run.run_head, _fake_head, Head)
 _Operator("head_backward", f"{_HEAD} d_log_prob? d_entropy? d_lse?", HeadOptions, _LAST, 3).register(
     run.run_head_backward, _fake_head_backward

@@ -3,13 +3,14 @@ results."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
 from .. import _token_loss
-from .._options import WEIGHTS, LossOptions, head_options, shape_text
+from .._options import PER_TOKEN, WEIGHTS, LossOptions, LossWeights, head_options, shape_text, weight_shapes
 from . import _engine, _memory, _positions, autograd, data_parallel, dtensor, saved_head
 from ._arguments import POSITIONS, Arguments, loss_options
 from ._backend import is_native
@@ -38,9 +39,7 @@ class Call(NamedTuple):
     weight: Tensor
     target: Tensor  # [N] or [B, T], and [..., K] for weighted targets
     bias: Optional[Tensor]
-    class_weight: Optional[Tensor]
-    token_weight: Optional[Tensor]
-    target_weight: Optional[Tensor]
+    weights: LossWeights
     options: LossOptions
     shard: VocabShard
     own: bool  # each rank has a loss of its own tokens
@@ -53,7 +52,7 @@ class Call(NamedTuple):
     target_logits: bool
 
     def tensors(self):
-        return self[:7]
+        return *self[:4], *self.weights
 
 
 # --- Keys of calls that were seen before.
@@ -96,8 +95,7 @@ def key_of(args: tuple, kwargs: dict) -> Any:
 
 def check_tensors(a: Arguments) -> None:
     """Checks that tensor arguments are tensors, or None if optional, and on hidden's device."""
-    for name in ("hidden", "weight", "target", "bias", *WEIGHTS):
-        t = getattr(a, name)
+    for name, t in zip((*POSITIONS[:4], *WEIGHTS), (a.hidden, a.weight, a.target, a.bias, *a.weights)):
         if isinstance(t, Tensor):
             _memory.check(name, t, a.hidden.device)
         elif t is not None or name in POSITIONS[:3]:
@@ -173,7 +171,7 @@ def _rows(hidden: Tensor, target: Tensor, per_token: int):
     return hidden.reshape(-1, hidden.shape[-1]), target.reshape(lead.numel(), *tail)
 
 
-def _shaped(name: str, t: Optional[Tensor], want, rows, number: torch.dtype) -> Optional[Tensor]:
+def _shaped(number: torch.dtype, name: str, t: Optional[Tensor], want, rows) -> Optional[Tensor]:
     """Returns checked weights in the engine's form."""
     if t is None:
         return None
@@ -185,7 +183,7 @@ def _shaped(name: str, t: Optional[Tensor], want, rows, number: torch.dtype) -> 
 def checked_call(a: Arguments, shard: VocabShard = ALL, own: bool = False) -> Call:
     """Checks and converts the arguments, whose tensors are local. Raises the errors of linear_cross_entropy."""
     options = loss_options(a)
-    hidden, weight, target, token_weight, target_weight = a.hidden, a.weight, a.target, a.token_weight, a.target_weight
+    hidden, weight, target, weights = a.hidden, a.weight, a.target, a.weights
     check_head(hidden, weight, a.bias, shard.columns)
     vocab = shard.vocab if shard.group else weight.shape[0]
     if a.chunk is not None and not options.memory_budget:
@@ -193,41 +191,41 @@ def checked_call(a: Arguments, shard: VocabShard = ALL, own: bool = False) -> Ca
     single = hidden.dim() == 1  # one token
     if single:
         hidden, target = hidden[None], target[None]
-        token_weight = None if token_weight is None else token_weight[None]
-        target_weight = None if target_weight is None else target_weight[None]
+        given = ((name, getattr(weights, name)) for name in PER_TOKEN)
+        weights = weights._replace(**{name: t[None] for name, t in given if t is not None})
     if target.dtype.is_floating_point:
-        if target_weight is not None:
+        if weights.target_weight is not None:
             raise TypeError("target: expected int32 or int64 beside target_weight, got " + str(target.dtype))
         if a.ignore_index is not None:
             raise ValueError(f"ignore_index: expected None beside class probabilities, got {a.ignore_index}")
         if a.return_target_logits:
             raise ValueError("return_target_logits: expected False beside class probabilities, got True")
-        target, target_weight = _soft_targets(target, vocab, hidden)
+        target, of_targets = _soft_targets(target, vocab, hidden)
+        weights = weights._replace(target_weight=of_targets)
     elif target.dtype not in _INTEGERS:
         raise TypeError(f"target: expected int32, int64 or class probabilities, got {target.dtype}")
-    for name in WEIGHTS:
-        t = getattr(a, name)
+    for name, t in zip(WEIGHTS, weights):
         if t is not None and t.requires_grad and torch.is_grad_enabled():
             raise NotImplementedError(f"{name}: has no gradient here; detach it")
     shift = _shift_of(a.shift, hidden)
     if shift:
         hidden, target = hidden[..., : hidden.shape[-2] - shift, :], target[..., shift:]
-        if token_weight is not None or target_weight is not None:
+        if any(getattr(weights, name) is not None for name in PER_TOKEN):
             raise NotImplementedError("shift: does not go with token_weight or target_weight; shift them yourself")
-    per_token = 0 if target_weight is None else target.shape[-1]
+    per_token = 0 if weights.target_weight is None else target.shape[-1]
     lead = hidden.shape[:-1]
     hidden, target = _rows(hidden, target, per_token)
     rows, number = hidden.shape[:-1], torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    token_weight = _shaped("token_weight", token_weight, lead, rows, number)
-    target_weight = _shaped("target_weight", target_weight, (*lead, per_token), (*rows, per_token), number)
+    wanted = weight_shapes(vocab, lead, (per_token,))
+    flat = wanted if len(rows) == len(lead) else weight_shapes(vocab, rows, (per_token,))
+    weights = LossWeights(*map(functools.partial(_shaped, number), WEIGHTS, weights, wanted, flat))
     if a.accuracy and per_token:
         raise NotImplementedError("accuracy: needs one target a token")
-    class_weight = _shaped("class_weight", a.class_weight, (vocab,), (vocab,), number)
     if shard.tokens and not own and a.accuracy:
         raise NotImplementedError("accuracy: not of sharded tokens; compare return_argmax with the targets")
     divisor = a.normalizer if isinstance(a.normalizer, Tensor) else None
     return Call(
-        hidden, weight, target, a.bias, class_weight, token_weight, target_weight,
+        hidden, weight, target, a.bias, weights,
         options if divisor is None else options._replace(reduction="sum"), shard, own, torch.Size() if single else lead,
         per_token, divisor, bool(a.accuracy), bool(a.return_lse), bool(a.return_argmax), bool(a.return_target_logits),
     )
@@ -306,9 +304,9 @@ def results_of(call: Call, key: Any = None, fixed_lse: bool = False, main_grad: 
     # The loss itself returns an lse without a gradient; the head's outputs all have gradients.
     of_head = call.target_logits or (call.lse and bool(needs) and not fixed_lse)
     argmax = call.argmax or call.accuracy
-    if call.token_weight is not None and not (of_head or call.lse or argmax or call.per_token):
+    if call.weights.token_weight is not None and not (of_head or call.lse or argmax or call.per_token):
         # Nothing but the loss is asked for, of which a weight of 0 leaves the token out: it costs nothing.
-        target = torch.where(call.token_weight == 0.0, options.ignore_index, target)
+        target = torch.where(call.weights.token_weight == 0.0, options.ignore_index, target)
         call, key = call._replace(target=target), None
     form = Form(options, call.shard, compute, needs, argmax, lse=call.lse, way=way_of(*call.tensors()), main_grad=main_grad)
     if of_head or call.lse or argmax or form.way != EAGER:
@@ -325,8 +323,9 @@ def results_of(call: Call, key: Any = None, fixed_lse: bool = False, main_grad: 
         log_prob, _, lse, index = autograd.head(call.hidden, call.weight, target, call.bias, asked)
         form = form._replace(argmax=False, lse=False)
     together = call.shard.tokens and not call.own  # a mean includes tokens of other ranks
-    if of_head and not (call.per_token or options.label_smoothing or call.class_weight is not None or together):
-        loss = _from_head(log_prob, lse, target, call.token_weight, options)
+    alone = not (options.label_smoothing or together)
+    if of_head and alone and all(t is None for t in call.weights._replace(token_weight=None)):
+        loss = _from_head(log_prob, lse, target, call.weights, options)
     else:
         loss_of = data_parallel if call.own and options.reduction != "none" else autograd
         loss, loss_lse, loss_index, *_ = loss_of.cross_entropy(*call.tensors(), None, form)
@@ -355,17 +354,18 @@ def with_outputs(call: Call, loss: Tensor, lse: Tensor, index: Tensor, log_prob:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _from_head(log_prob, lse, target, token_weight, options: LossOptions):
-    """Computes the loss of one target per token from its log-probability: 4 GEMMs with its gradient instead of 3."""
+def _from_head(log_prob, lse, target, weights: LossWeights, options: LossOptions):
+    """Computes the loss of one target per token, of which only tokens have weights, from its log-probability: 4 GEMMs with
+    its gradient instead of 3."""
     loss = _token_loss.formula(torch, options, lse, -log_prob)
-    if token_weight is not None:
-        loss = loss * token_weight
+    if weights.token_weight is not None:
+        loss = loss * weights.token_weight
     if options.reduction == "none":
         return loss
     total = loss.sum()
     if options.reduction == "mean" and not options.normalizer:
-        weights = _token_loss.mean_weights(torch, target != options.ignore_index, loss.new_ones(()), None, token_weight)
-        return total / weights.sum().clamp(min=torch.finfo(loss.dtype).tiny)
+        shares = _token_loss.token_shares(torch, weights, target != options.ignore_index, target, loss.new_ones(()))
+        return total / shares.sum().clamp(min=torch.finfo(loss.dtype).tiny)
     return total / options.normalizer if options.reduction == "mean" else total
 
 

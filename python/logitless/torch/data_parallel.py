@@ -7,25 +7,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._token_loss import mean_weights
+from .._options import LossWeights
+from .._token_loss import token_shares
 from . import autograd
 from .groups import group_of, raise_on_all_ranks, together
-from .run import EAGER, dtypes_of, run_cross_entropy
+from .run import EAGER, INPUTS, dtypes_of, run_cross_entropy
 
 
-def _divisor(options, target, class_weight, token_weight, target_weight) -> Tensor | float:
+def _divisor(options, target, vocab: int, weights: LossWeights) -> Tensor | float:
     """Returns the divisor of a mean over this rank's tokens; infinite without tokens."""
     if options.reduction == "sum":
         return 1.0
     if options.normalizer:
         return options.normalizer
-    valid, of_class = target != options.ignore_index, None
-    if target_weight is not None:
-        valid = valid.any(-1)
-    elif class_weight is not None:
-        of_class = class_weight.double()[torch.where(valid, target, 0).long().clamp(0, class_weight.shape[0] - 1)]
-    of_token = None if token_weight is None else token_weight.double()
-    total = mean_weights(torch, valid, torch.ones((), dtype=torch.float64, device=target.device), of_class, of_token).sum()
+    valid = target != options.ignore_index
+    ids = torch.where(valid, target, 0).long().clamp(0, vocab - 1)
+    counted = valid if weights.target_weight is None else valid.any(-1)
+    weights = LossWeights(*(None if t is None else t.double() for t in weights))
+    unit = torch.ones((), dtype=torch.float64, device=target.device)
+    total = token_shares(torch, weights, counted, ids, unit).sum()
     return torch.where(total > 0, total, torch.inf)
 
 
@@ -54,13 +54,13 @@ class OwnLoss(autograd.Function):
         group = group_of(name)
         every = together(group, lambda: group.gather(np.array([d_loss.item()])))
         saved = ctx.saved_tensors  # read once, since each read under a checkpoint recomputes them
-        (*inputs, factor), gradients = saved[:8], saved[8:]
+        (*inputs, factor), gradients = saved[: INPUTS + 1], saved[INPUTS + 1 :]
         if (every == every[0]).all():
             gradients = autograd.scaled(gradients, d_loss, ctx.dtypes)
         else:
             gradients = raise_on_all_ranks(name, lambda: run_cross_entropy(*inputs, factor * d_loss, form))[3:]
         d_hidden, d_weight, d_bias = autograd.needed(gradients, form.needs)
-        return d_hidden, d_weight, None, d_bias, *(None,) * 5
+        return d_hidden, d_weight, None, d_bias, *(None,) * (INPUTS - 2)
 
 
 _own_loss = autograd.eager_apply(OwnLoss)
@@ -71,12 +71,13 @@ def cross_entropy(*inputs):
     ``autograd.cross_entropy``."""
     *tensors, form = inputs
     hidden, target, options = tensors[0], tensors[2], form.options
-    factor = (torch.ones(hidden.shape[:-1], device=hidden.device) / _divisor(options, target, *tensors[4:7])).float()
+    divisor = _divisor(options, target, form.shard.vocab, LossWeights(*tensors[4:INPUTS]))
+    factor = (torch.ones(hidden.shape[:-1], device=hidden.device) / divisor).float()
     if hidden.device.type != "cpu" and not target.is_floating_point():  # on the CPU the call itself raises
         bad = (target != options.ignore_index) & ((target < 0) | (target >= form.shard.vocab))
         factor = torch.where(bad.any(), torch.nan, factor)
     form = form._replace(options=options._replace(reduction="none", normalizer=0.0))
     if form.way == EAGER and form.needs:
-        return _own_loss(*tensors[:7], factor, form)
+        return _own_loss(*tensors[:INPUTS], factor, form)
     losses, lse, index, *_ = autograd.cross_entropy(*tensors, form)
     return _total(losses, factor), lse, index

@@ -205,17 +205,16 @@ class _StepFunction(torch.autograd.Function):
 
 # --- The operator that torch.compile sees.
 
-_TENSORS = "hidden weight target bias? class_weight? token_weight? target_weight?"
-_INPUTS = len(_TENSORS.split()) + len(LossOptions._fields) + 3
+_INPUTS = run.INPUTS + len(LossOptions._fields) + 3
 
 
 @torch.library.custom_op(
     "logitless::far_field_step",
     mutates_args=(),
-    schema=autograd.schema(_TENSORS, (LossOptions,), "ScalarType? compute, SymInt needs, SymInt run", 4),
+    schema=autograd.schema(autograd.LOSS_TENSORS, (LossOptions,), "ScalarType? compute, SymInt needs, SymInt run", 4),
 )
-def far_field_step(hidden, weight, target, bias, class_weight, token_weight, target_weight, *rest):
-    *values, compute, needs, number = rest
+def far_field_step(*inputs):
+    tensors, (*values, compute, needs, number) = inputs[: run.INPUTS], inputs[run.INPUTS :]
     found = _runs.get(number)
     if found is None:
         raise RuntimeError("FarFieldHead: a compiled graph outlived the module that it was made of")
@@ -224,12 +223,11 @@ def far_field_step(hidden, weight, target, bias, class_weight, token_weight, tar
             "FarFieldHead: torch.utils.checkpoint under torch.compile would take the step twice; call the head outside "
             "of what is checkpointed"
         )
-    tensors = (hidden, weight, target, bias, class_weight, token_weight, target_weight)
     return found.take(tensors, LossOptions(*values), compute, needs)
 
 
 @far_field_step.register_fake
-def _(hidden, weight, target, bias, class_weight, token_weight, target_weight, *rest):
+def _(hidden, weight, target, bias, *rest):
     *_, needs, _number = rest
     loss = hidden.new_empty((), dtype=torch.float32)
     return loss, *autograd.fake_gradients(hidden, weight, bias, needs, True)

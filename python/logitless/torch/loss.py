@@ -66,8 +66,8 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         return_lse: also returns the log-sum-exp [...], with a gradient.
         return_argmax: also returns the token id of the largest logit [...], int64; -1 for ignored tokens.
         return_target_logits: also returns the logits of the targets, shaped as target, with a gradient; 0 for ignored
-            ones. They, and an lse with a gradient, cost one more GEMM (4). With label_smoothing, class_weight or
-            target_weight they take a separate head: 1 GEMM, and 3 in a backward that reaches them.
+            ones. They, and an lse with a gradient, cost one more GEMM (4). With label_smoothing, or weights of classes or
+            targets, they take a separate head: 1 GEMM, and 3 in a backward that reaches them.
         precision: of the products of float32 tensors on a GPU, summed in float32. "ieee": float32. "tf32": operands are
             rounded to TF32. "bf16x3": three products of bf16, some 1e-6 of each off. Both from compute capability 8.0
             on. None: what PyTorch does at the call, by

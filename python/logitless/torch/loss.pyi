@@ -19,17 +19,17 @@ def linear_cross_entropy(
     *,
     reduction: _Reduction = "mean",
     ignore_index: Optional[int] = None,
-    # The terms of the loss, written by tools/python_c_api.py {
+    # The terms and weights of the loss, written by tools/python_c_api.py {
     label_smoothing: float = 0.0,  # in [0, 1]: the share of the loss spread over all classes
     z_loss: float = 0.0,  # >= 0: z_loss * lse^2 is added to each token's loss
+    class_weight: Optional[Tensor] = None,  # [V]
+    token_weight: Optional[Tensor] = None,  # [...]
+    target_weight: Optional[Tensor] = None,  # [..., K]
     # }
-    class_weight: Optional[Tensor] = None,
     softcap: Optional[float] = None,
     logit_scale: float = 1.0,
     temperature: Optional[float | Tensor] = None,
     normalizer: Optional[float | Tensor] = None,
-    token_weight: Optional[Tensor] = None,
-    target_weight: Optional[Tensor] = None,
     shift: bool | int = False,
     accuracy: Literal[False] = False,
     return_lse: Literal[False] = False,
@@ -49,17 +49,17 @@ def linear_cross_entropy(
     *,
     reduction: _Reduction = "mean",
     ignore_index: Optional[int] = None,
-    # The terms of the loss, written by tools/python_c_api.py {
+    # The terms and weights of the loss, written by tools/python_c_api.py {
     label_smoothing: float = 0.0,  # in [0, 1]: the share of the loss spread over all classes
     z_loss: float = 0.0,  # >= 0: z_loss * lse^2 is added to each token's loss
+    class_weight: Optional[Tensor] = None,  # [V]
+    token_weight: Optional[Tensor] = None,  # [...]
+    target_weight: Optional[Tensor] = None,  # [..., K]
     # }
-    class_weight: Optional[Tensor] = None,
     softcap: Optional[float] = None,
     logit_scale: float = 1.0,
     temperature: Optional[float | Tensor] = None,
     normalizer: Optional[float | Tensor] = None,
-    token_weight: Optional[Tensor] = None,
-    target_weight: Optional[Tensor] = None,
     shift: bool | int = False,
     accuracy: bool = False,
     return_lse: bool = False,

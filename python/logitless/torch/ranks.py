@@ -87,7 +87,7 @@ def configure_exchanges(
 class Sharding(NamedTuple):
     """A vocabulary sharded over the ranks of ``group``, for plain tensors. Each rank's weight is rows ``[vocab_begin,
     vocab_begin + rows)`` of ``vocab``, and its bias is [rows]. The number of rows may differ between ranks and be 0.
-    Other values of the vocabulary are global: targets, ``class_weight``, label smoothing, argmax. Calls are collective.
+    Other values of the vocabulary are global: targets, weights of classes, label smoothing, argmax. Calls are collective.
 
     Args:
         group: a ``torch.distributed.ProcessGroup``; there is no default.
@@ -125,7 +125,7 @@ def interleave_vocab(vocab: int, ranks: int, average: Optional[torch.Tensor] = N
 
     - rank r's rows are ``weight[interleaved].tensor_split(ranks)[r]``, and likewise the bias's
     - targets, and other token ids, become ``torch.argsort(interleaved)[target]``
-    - a class weight becomes ``class_weight[interleaved]``
+    - weights of classes become ``of_classes[interleaved]``
     - ``weight[torch.argsort(interleaved)]`` of all ranks' concatenated rows is the checkpoint's weight
 
     Args:

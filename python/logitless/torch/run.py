@@ -14,6 +14,7 @@ from ._backend import is_native
 from .quantized import QuantizedWeight
 from .ranks import ALL, VocabShard
 
+INPUTS = 4 + len(WEIGHTS)  # tensors of a loss: hidden, weight, target, bias and the weights
 HIDDEN, WEIGHT, BIAS = 1, 2, 4  # bits of `needs`
 EAGER, OPERATOR, TRANSFORM = "eager", "operator", "transform"
 
@@ -157,13 +158,11 @@ def finished(made: _engine.Tensors, tensors, waits: bool = False) -> tuple[Tenso
     )
 
 
-def run_cross_entropy(
-    hidden, weight, target, bias, class_weight, token_weight, target_weight, grad_losses, form: Form,
-    waits: Optional[bool] = None,
-):
+def run_cross_entropy(hidden, weight, target, bias, *more, waits: Optional[bool] = None):
     """Returns (loss, lse, argmax, d_hidden, d_weight, d_bias); one that is not asked for is empty or None. waits: the
     gradients will be multiplied by an upstream gradient, and have the dtypes in which they are saved until then (None:
-    for a mean or sum)."""
+    for a mean or sum). more: the weights, grad_losses and the form."""
+    *weights, grad_losses, form = more
     options, lead = form.options, hidden.shape[:-1]
     none = options.reduction == "none"
     waits = not none if waits is None else waits
@@ -189,8 +188,8 @@ def run_cross_entropy(
         return {**found, "d_weight": torch.empty(weight.shape, dtype=accumulated(x.dtype), device=device or x.device)}
 
     made = allocated(form.needs - later, waits)
-    weights = zip((*WEIGHTS, "grad_losses"), (class_weight, token_weight, target_weight, grad_losses))
-    inputs_of = {**inputs, **{name: vector(t, x) for name, t in weights}}
+    factors = zip((*WEIGHTS, "grad_losses"), (*weights, grad_losses))
+    inputs_of = {**inputs, **{name: vector(t, x) for name, t in factors}}
 
     def backward():
         upstream = torch.empty(lead, dtype=accumulated(x.dtype), device="meta")

@@ -121,7 +121,5 @@ def cross_entropy(a: Arguments) -> Any:
     log_prob, _, lse, index = _outputs(
         call.hidden, call.weight, call.target, call.bias, t, head_options(call.options), asked
     )
-    loss = shared.loss(
-        _xp, call.options, log_prob, lse, call.target, call.class_weight, call.token_weight, call.target_weight
-    )
+    loss = shared.loss(_xp, call.options, log_prob, lse, call.target, call.weights)
     return with_outputs(call, loss, lse, index, log_prob)

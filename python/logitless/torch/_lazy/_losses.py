@@ -6,7 +6,6 @@ computed for the function.
 
 from __future__ import annotations
 
-import math
 from typing import Callable
 
 import torch
@@ -17,6 +16,7 @@ from ..loss import linear_cross_entropy, linear_logprobs
 from ._form import Form
 from ._gradient import LazyGradient, refuse_spread_derivatives
 from ._tensor import RULES, LazyLogits, shadow, top_hooks
+from ._traced import loss_of_targets
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 _NO_TARGET = -(1 << 40)  # an ignore_index outside of any range
@@ -138,22 +138,17 @@ def _cross_entropy(
     if not _has(x, 0 if x.dim() == 1 else 1, log=False) or size_average is not None or reduce is not None:
         return NotImplemented
     soft = isinstance(target, Tensor) and target.is_floating_point()
-    if not _targets(x, target, soft) or not _class_weight(x, weight) or reduction not in ("none", "mean", "sum"):
+    if not _targets(x, target, soft) or not _weight(x, weight) or reduction not in ("none", "mean", "sum"):
         return NotImplemented
     if soft and (target.requires_grad or ignore_index >= 0 or x.shape[x._form.vocab] > 65536):
         return NotImplemented
 
     def fused(form: Form, hidden, weights, bias):
         targets = target.movedim(form.vocab, -1) if soft else target
-        loss = _loss_of(form, reduction, soft)(
-            hidden, weights, targets, bias, class_weight=weight, ignore_index=None if soft else ignore_index,
-            reduction=reduction, label_smoothing=label_smoothing, softcap=form.softcap, logit_scale=form.scale,
+        return loss_of_targets(
+            _loss_of(form, reduction, soft), hidden, weights, targets, bias, weight, None if soft else ignore_index,
+            reduction, label_smoothing=label_smoothing, softcap=form.softcap, logit_scale=form.scale,
         )
-        if reduction != "mean" or soft:
-            return loss
-        valid = target != ignore_index  # PyTorch's mean of no token is NaN
-        some = valid.any() if weight is None else (weight[torch.where(valid, target, 0)] * valid).sum() != 0
-        return torch.where(some, loss, torch.full_like(loss, math.nan))
 
     def plain(z):
         return F.cross_entropy(z, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
@@ -171,7 +166,7 @@ def _targets(x: LazyLogits, target, soft: bool) -> bool:
     return target.dtype == torch.int64 and list(target.shape) == lead
 
 
-def _class_weight(x: LazyLogits, weight) -> bool:
+def _weight(x: LazyLogits, weight) -> bool:
     return weight is None or (
         isinstance(weight, Tensor) and weight.dtype == x.dtype and weight.device == x.device and not weight.requires_grad
         and list(weight.shape) == [x.shape[x._form.vocab]]
@@ -182,18 +177,14 @@ def _nll_loss(input, target, weight=None, size_average=None, ignore_index=-100, 
     x = input
     if not _has(x, 0 if x.dim() == 1 else 1, log=True) or size_average is not None or reduce is not None:
         return NotImplemented
-    if not _targets(x, target, False) or not _class_weight(x, weight) or reduction not in ("none", "mean", "sum"):
+    if not _targets(x, target, False) or not _weight(x, weight) or reduction not in ("none", "mean", "sum"):
         return NotImplemented
 
     def fused(form: Form, hidden, weights, bias):
-        loss = _loss_of(form, reduction)(
-            hidden, weights, target, bias, class_weight=weight, ignore_index=ignore_index, reduction=reduction,
+        loss = loss_of_targets(
+            _loss_of(form, reduction), hidden, weights, target, bias, weight, ignore_index, reduction,
             softcap=form.softcap, logit_scale=form.scale,
         )
-        if reduction == "mean":
-            valid = target != ignore_index
-            some = valid.any() if weight is None else (weight[torch.where(valid, target, 0)] * valid).sum() != 0
-            loss = torch.where(some, loss, torch.full_like(loss, math.nan))
         return loss if form.factor == 1.0 else loss * form.factor
 
     plain = lambda z: F.nll_loss(z, target, weight, ignore_index=ignore_index, reduction=reduction)  # noqa: E731

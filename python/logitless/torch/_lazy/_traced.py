@@ -9,6 +9,7 @@ the logits.
 from __future__ import annotations
 
 import math
+from typing import Any, Callable, Optional
 
 import torch
 import torch.nn.functional as F
@@ -157,6 +158,19 @@ _ASKED = (
 )
 
 
+def loss_of_targets(
+    loss_of: Callable, hidden, matrix, target, bias, weight, ignore_index: Optional[int], reduction: str, **options: Any
+) -> Tensor:
+    """Returns PyTorch's loss of logits ``hidden @ matrix.T + bias`` with ``weight`` [V] or None for the classes.
+    ignore_index: None for class probabilities."""
+    loss = loss_of(hidden, matrix, target, bias, class_weight=weight, ignore_index=ignore_index, reduction=reduction, **options)
+    if reduction != "mean" or ignore_index is None:
+        return loss
+    valid = target != ignore_index  # PyTorch's mean of no token is NaN
+    some = valid.any() if weight is None else (weight[torch.where(valid, target, 0)] * valid).sum() != 0
+    return torch.where(some, loss, torch.full_like(loss, math.nan))
+
+
 def _cross_entropy(
     x, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0
 ):
@@ -169,12 +183,9 @@ def _cross_entropy(
         return None
     if source.grad != torch.is_grad_enabled() or source.autocast != torch.is_autocast_enabled(target.device.type):
         return None
-    loss = (linear_cross_entropy if source.far is None or reduction == "none" else source.far)(
-        x._rows, source.weight, target, source.bias, class_weight=weight, ignore_index=ignore_index, reduction=reduction,
+    loss = loss_of_targets(
+        linear_cross_entropy if source.far is None or reduction == "none" else source.far,
+        x._rows, source.weight, target, source.bias, weight, ignore_index, reduction,
         label_smoothing=label_smoothing, softcap=x._softcap, logit_scale=x._scale,
     )
-    if reduction == "mean":  # PyTorch's mean of no token is NaN
-        valid = target != ignore_index
-        some = valid.any() if weight is None else (weight[torch.where(valid, target, 0)] * valid).sum() != 0
-        loss = torch.where(some, loss, torch.full_like(loss, math.nan))
     return loss if source.autocast else loss.to(x.dtype)
