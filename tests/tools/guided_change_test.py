@@ -1,4 +1,4 @@
-"""Tests of docs/develop/guided_change.md and guided_change_logits.md: their diffs are lines of the tree, and removing them leaves nothing of the option."""
+"""Tests of docs/develop/guided_change*.md: their diffs are lines of the tree, and removing them leaves nothing of the option."""
 
 import re
 import sys
@@ -13,7 +13,9 @@ import python_c_api  # noqa: E402
 
 PAGE = ROOT / "docs/develop/guided_change.md"
 SECOND_PAGE = ROOT / "docs/develop/guided_change_logits.md"
-OPTION = "z_loss"
+THIRD_PAGE = ROOT / "docs/develop/guided_change_tensor.md"
+# Pages that show all lines of an option: the option, and another that stays in the files that are written.
+WHOLE = {PAGE: ("z_loss", "label_smoothing"), THIRD_PAGE: ("class_weight", "token_weight")}
 GENERATED = {Path("python/logitless/_c_api.py"), Path("python/logitless/torch/loss.pyi")}
 # It holds the last fields of the first version of a struct, not later ones.
 LEAST_SIZES = Path("src/capi/convert.h")
@@ -39,8 +41,14 @@ def place(lines, wanted):
 
 class GuidedChangeTest(unittest.TestCase):
     def setUp(self):
-        self.first = PAGE.read_text(encoding="utf-8")
-        self.text = self.first + SECOND_PAGE.read_text(encoding="utf-8")
+        self.text = "".join(page.read_text(encoding="utf-8") for page in (PAGE, SECOND_PAGE, THIRD_PAGE))
+
+    @staticmethod
+    def sources():
+        """Returns the lines of every source file by its path."""
+        files = (path for folder in ("include", "src", "python/logitless") for path in (ROOT / folder).rglob("*"))
+        found = (path for path in files if path.suffix in {".h", ".cpp", ".cu", ".cuh", ".py", ".pyi"})
+        return {path.relative_to(ROOT): path.read_text(encoding="utf-8").split("\n") for path in found}
 
     def test_every_hunk_is_in_the_tree(self):
         found = list(hunks(self.text))
@@ -52,12 +60,14 @@ class GuidedChangeTest(unittest.TestCase):
                 self.assertTrue(place(lines, after), "these lines do not stand in the file one after the other")
 
     def test_without_the_hunks_nothing_of_the_option_is_left(self):
-        texts = {}
-        for folder in ("include", "src", "python/logitless"):
-            for path in (ROOT / folder).rglob("*"):
-                if path.suffix in {".h", ".cpp", ".cu", ".cuh", ".py", ".pyi"}:
-                    texts[path.relative_to(ROOT)] = path.read_text(encoding="utf-8").split("\n")
-        for path, before, after in hunks(self.first):
+        sources = self.sources()
+        for page, (option, other) in WHOLE.items():
+            with self.subTest(page=page.name):
+                texts = {path: list(lines) for path, lines in sources.items()}
+                self.check_without(page.read_text(encoding="utf-8"), option, other, texts)
+
+    def check_without(self, page, option, other, texts):
+        for path, before, after in hunks(page):
             if path not in texts or path in GENERATED:
                 continue
             lines = texts[path]
@@ -70,7 +80,7 @@ class GuidedChangeTest(unittest.TestCase):
             for path, lines in texts.items()
             if path not in GENERATED | {LEAST_SIZES} and "integrations" not in path.parts  # these use it
             for number, line in enumerate(lines, 1)
-            if OPTION in line
+            if option in line
         ]
         self.assertEqual(left, [])
 
@@ -83,8 +93,8 @@ class GuidedChangeTest(unittest.TestCase):
             written = python_c_api.outputs(Path(folder))
         self.assertEqual(set(written), GENERATED)
         for path, text in written.items():
-            self.assertIn("label_smoothing", text)
-            self.assertNotIn(OPTION, text, path)
+            self.assertIn(other, text)
+            self.assertNotIn(option, text, path)
 
     def test_what_it_names_exists(self):
         sources = [
