@@ -69,6 +69,10 @@ const Example kExamples[] = {
     {ir::Op::put,
      "graph g(%x: f64[5, 4], %z: f64[5, 3], %t: i64[5, 4]) { %p = put %t, %x axis(1) size(3) %e = "
      "exp %z %y = add %e, %p return y: %y }"},
+    // A chunk of what it reads would be cut through rows and through the axis.
+    {ir::Op::put,
+     "graph g(%x: f64[3, 2, 4], %t: i64[3, 2, 4]) { %e = exp %x %u = reshape %e : f64[3, 8] %j = "
+     "reshape %t : i64[3, 8] %y = put %j, %u axis(1) size(3) return y: %y }"},
     {ir::Op::map,
      "graph g(%k: i64[2], %x: f32[6, 5]) { %a = slice %k begin(0) end(1) %b = slice %k begin(1) "
      "end(2) %p = reshape %a : i64[] %q = reshape %b : i64[] %m = broadcast %p dims() : i64[6, 5] "

@@ -307,8 +307,9 @@ std::optional<Chunked> put_cut(const CutNode& c, const Split& s) {
   return chunked;
 }
 Lead put_lead(const CutNode& c, std::size_t, const Split& s) {
-  if (inside(c.a.axis, s)) return {std::nullopt, partial(Chunked::Kind::sum, {part(s), part(s)})};
-  return {s};
+  if (!inside(c.a.axis, s)) return {s};
+  if (s.count > 1) return {};  // rows are no parts of one sum
+  return {std::nullopt, partial(Chunked::Kind::sum, {part(s), part(s)})};
 }
 Value put_clone(ChunkClone& c) {
   if (c.how.shifted) {
