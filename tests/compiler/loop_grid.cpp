@@ -96,8 +96,14 @@ void add_reduction(Reduce kind, DType dtype, bool columns, Sizes shape, int redu
                    std::vector<LoopCase>& out, bool special = false, bool accumulate = false) {
   LoopBuilder b(shape);
   const int x = b.memory(dtype), y = b.memory(dtype);
-  // With special values one operand is reduced: products would be NaN too often.
-  const int r = special ? x : b.step(Function::add, x, b.step(Function::mul, y, y));
+  const int one = b.leaf(Pointwise::Leaf::Kind::constant, 1.0),
+            small = b.leaf(Pointwise::Leaf::Kind::constant, 0x1p-6);
+  // With special values one operand is reduced: products would be NaN too often. Factors are near
+  // 1, so that their products have no overflow.
+  const int r = special ? x
+                : kind == Reduce::product
+                    ? b.step(Function::add, one, b.step(Function::mul, x, small))
+                    : b.step(Function::add, x, b.step(Function::mul, y, y));
   Sizes strides(shape.size(), 0);
   std::int64_t below = 1;
   const auto first = static_cast<std::size_t>(columns ? reduced : 0);
@@ -185,6 +191,18 @@ void add_turned_reductions(std::vector<LoopCase>& out) {
     add_reduction(kind, DType::bf16, true, {2, 5000}, 1, out);
     add_reduction(kind, DType::f32, true, {16, 3001}, 1, out, true);
   }
+}
+
+// Adds products of rows and of columns: none, one, a few, and in parts.
+void add_products(std::vector<LoopCase>& out) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+    for (const std::int64_t length : {0, 1, 7, 70}) {
+      add_reduction(Reduce::product, dtype, false, {37, length}, 1, out);
+      add_reduction(Reduce::product, dtype, true, {length, 37}, 1, out);
+    }
+  }
+  add_reduction(Reduce::product, DType::f64, false, {2, 9000}, 1, out);
+  add_reduction(Reduce::product, DType::f64, true, {9000, 3}, 1, out);
 }
 
 }  // namespace
@@ -316,6 +334,7 @@ std::vector<LoopCase> layout_cases() {
 std::vector<LoopCase> reduction_cases(bool large) {
   std::vector<LoopCase> out;
   add_turned_reductions(out);
+  add_products(out);
   for (const Reduce kind : {Reduce::sum, Reduce::max, Reduce::lse}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
       // Reduces both rows and columns.

@@ -151,6 +151,11 @@ std::vector<double> in_double(const LoopCase& c, const std::vector<std::byte>& a
     each([&](std::size_t i, std::size_t to) { out[to] += x[i]; });
     return out;
   }
+  if (loop.reduce == Reduce::product) {
+    std::fill(out.begin(), out.end(), 1.0);
+    each([&](std::size_t i, std::size_t to) { out[to] *= x[i]; });
+    return out;
+  }
   std::vector<double> top(elements, -std::numeric_limits<double>::infinity());
   each([&](std::size_t i, std::size_t to) {
     if (!(x[i] <= top[to]) && !std::isnan(top[to])) top[to] = x[i];

@@ -81,6 +81,19 @@ const Example kExamples[] = {
      "random %m, %n, %c %s = mul %r, %x return s: %s }"},
     {ir::Op::scan, "graph g(%x: f64[3, 5, 2]) { %y = cumsum %x axis(1) reverse(0) return y: %y }"},
     {ir::Op::scan, "graph g(%x: f64[3, 5, 2]) { %y = cumlse %x axis(2) reverse(1) return y: %y }"},
+    {ir::Op::scan, "graph g(%x: f64[3, 5, 2]) { %y = cumprod %x axis(1) reverse(0) return y: %y }"},
+    {ir::Op::scan, "graph g(%x: f64[3, 5, 2]) { %y = cumprod %x axis(1) reverse(1) return y: %y }"},
+    {ir::Op::scan, "graph g(%x: f64[3, 5, 2]) { %y = cummax %x axis(0) reverse(0) return y: %y }"},
+    {ir::Op::scan, "graph g(%x: f64[3, 5, 2]) { %y = cummax %x axis(1) reverse(1) return y: %y }"},
+    {ir::Op::recurrence,
+     "graph g(%x: f64[3, 5, 2], %x2: f64[3, 5, 2]) { %y = recurrence %x, %x2 axis(1) reverse(0) "
+     "return y: %y }"},
+    {ir::Op::recurrence,
+     "graph g(%x: f64[4, 6], %x2: f64[4, 6]) { %y = recurrence %x, %x2 axis(1) reverse(1) return "
+     "y: %y }"},
+    {ir::Op::reduce,
+     "graph g(%x: f64[4, 5, 3]) { %y = reduce_product %x dims(0, 2) return y: %y }"},
+    {ir::Op::reduce, "graph g(%x: f64[4, 5]) { %y = reduce_product %x dims(1) return y: %y }"},
     {ir::Op::scan, "graph g(%i: i64[3, 5]) { %s = cumsum %i axis(0) reverse(1) return s: %s }"},
     {ir::Op::sort,
      "graph g(%x: f64[4, 6, 2]) { %v, %i = sort %x axis(1) count(3) descending(1) %c = cast %i : "

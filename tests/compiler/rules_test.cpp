@@ -64,7 +64,7 @@ TEST(Gradients, OfFunctionsOfOneOperand) {
 }
 
 TEST(Gradients, OfFunctionsOfTwoOperands) {
-  for (const char* f : {"add", "sub", "mul", "div", "pow", "max", "min"}) {
+  for (const char* f : {"add", "sub", "mul", "div", "pow", "fmod", "max", "min"}) {
     check(std::string("graph g(%x: f64[7], %xb: f64[7], %g: f64[7]) { %y = ") + f +
               " %x, %xb return y: %y differentiate y by %g wrt %x, %xb }",
           0.4);
@@ -96,7 +96,7 @@ TEST(Gradients, OfShapes) {
 }
 
 TEST(Gradients, OfReductions) {
-  for (const char* f : {"reduce_sum", "reduce_max", "reduce_lse"}) {
+  for (const char* f : {"reduce_sum", "reduce_max", "reduce_lse", "reduce_product"}) {
     check(std::string("graph g(%x: f64[3, 4, 2], %g: f64[4]) { %y = ") + f +
           " %x dims(0, 2) return y: %y differentiate y by %g wrt %x }");
   }

@@ -15,6 +15,7 @@
 #include "compiler/ir/function.h"
 #include "compiler/ir/text.h"
 #include "compiler/passes/form_loops.h"
+#include "compiler/passes/passes.h"
 #include "compiler/plan/lower.h"
 #include "compiler/run.h"
 #include "compiler/target/cuda.h"
@@ -155,6 +156,54 @@ TEST(RunningSums, OfExponentialsNeverOverflow) {
   EXPECT_TRUE(std::isnan(a[4]));
 }
 
+TEST(RunningProducts, KeepSignsZerosAndNaNs) {
+  const ir::Tensors x = {{"x", {{6}, {-2, 0.5, -0.0, -3, kNan, 1}}}};
+  for (const std::string type : {"f32", "bf16", "f64"}) {
+    const std::string text = "graph g(%x: " + type +
+                             "[6]) { %y = cumprod %x axis(0) reverse(0) %m = cummax %x axis(0) "
+                             "reverse(0) %b = cummax %x axis(0) reverse(1) return y: %y, m: %m, b: "
+                             "%b }";
+    const ir::Tensors made = run(text, x);
+    const Numbers& y = made.at("y").data;
+    EXPECT_EQ(Numbers(y.begin(), y.begin() + 4), Numbers({-2, -1, 0, -0.0}));
+    EXPECT_FALSE(std::signbit(y[2]));
+    EXPECT_TRUE(std::signbit(y[3]) && std::isnan(y[4]) && std::isnan(y[5]));
+    const Numbers &m = made.at("m").data, &b = made.at("b").data;
+    EXPECT_EQ(Numbers(m.begin(), m.begin() + 4), Numbers({-2, 0.5, 0.5, 0.5}));
+    EXPECT_TRUE(std::isnan(m[4]) && std::isnan(m[5]) && std::isnan(b[0]) && std::isnan(b[4]));
+    EXPECT_EQ(b[5], 1.0);
+  }
+  const ir::Tensors whole =
+      run("graph g(%x: i64[3]) { %y = cummax %x axis(0) reverse(0) return y: %y }",
+          {{"x", {{3}, {-5, -7, -4}}}});
+  EXPECT_EQ(whole.at("y").data, Numbers({-5, -5, -4}));
+}
+
+// The gradient of a product is that of the others; a quotient would be NaN beside a zero.
+TEST(RunningProducts, HaveGradientsBesideZeros) {
+  const std::string begin = "graph g(%x: f64[4], %g: f64[4]) { ", end = " differentiate y";
+  const ir::Tensors given = {{"x", {{4}, {2, 0, 3, 0}}}, {"g", {{4}, {1, 10, 100, 1000}}}};
+  const auto gradient = [&](const std::string& text) {
+    const ir::ParsedGraph parsed = ir::parse(text);
+    const ir::Graph graph = ir::differentiate(parsed.graph, parsed.gradients);
+    return ir::interpret(graph, given).at("d_x").data;
+  };
+  EXPECT_EQ(
+      gradient(begin + "%y = cumprod %x axis(0) reverse(0) return y: %y" + end + " by %g wrt %x }"),
+      Numbers({1, 620, 0, 0}));
+  EXPECT_EQ(gradient(begin + "%y = reduce_product %x dims(0) return y: %y" + end + " wrt %x }"),
+            Numbers({0, 0, 0, 0}));
+  EXPECT_EQ(gradient(begin +
+                     "%s = slice %x begin(0) end(3) %y = reduce_product %s dims(0) return "
+                     "y: %y" +
+                     end + " wrt %x }"),
+            Numbers({0, 6, 0, 0}));
+  // A running maximum gives its gradient to the last element that is equal to it.
+  EXPECT_EQ(
+      gradient(begin + "%y = cummax %x axis(0) reverse(0) return y: %y" + end + " by %g wrt %x }"),
+      Numbers({11, 0, 1100, 0}));
+}
+
 TEST(Put, AddsWhatMeetsAndDropsWhatIsOutside) {
   const ir::Tensors made =
       run("graph g(%i: i32[2, 4], %x: f32[2, 4]) { %y = put %i, %x axis(1) size(3) return y: %y }",
@@ -271,6 +320,10 @@ TEST(Order, HasKernelsOnAGpu) {
     return "accepted";
   };
   EXPECT_EQ(refused("%y = cumsum %x axis(1) reverse(0)"), "accepted");
+  EXPECT_NE(refused("%y = cumprod %x axis(1) reverse(0)").find("no kernel of a GPU"),
+            std::string::npos);
+  EXPECT_NE(refused("%y = recurrence %x, %x axis(1) reverse(0)").find("recurrence: no kernel"),
+            std::string::npos);
   EXPECT_EQ(refused("%y, %k = sort %x axis(1) count(2) descending(0)"), "accepted");
   EXPECT_EQ(refused("%y = put %i, %i axis(1) size(3)"), "accepted");
   EXPECT_EQ(refused("%y = put %i, %x axis(1) size(3)"), "accepted");

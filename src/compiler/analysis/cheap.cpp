@@ -27,7 +27,9 @@ bool is_costly(const Node& n) {
 }
 
 bool rounds_operand(const Graph& graph, const Node& node, Value operand) {
-  if (node.op != Op::map || !is_compare(node.attributes->function)) return false;
+  if (node.op != Op::map) return false;
+  if (!is_compare(node.attributes->function) && node.attributes->function != Function::fmod)
+    return false;
   const DType dtype = graph.type(operand).dtype;
   return dtype == DType::bf16 || dtype == DType::f16;
 }

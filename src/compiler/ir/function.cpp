@@ -41,6 +41,7 @@ constexpr std::array kFunctions = {
     FunctionInfo{mul, "mul", 2, arithmetic},
     FunctionInfo{div, "div", 2, real},
     FunctionInfo{pow, "pow", 2, real},
+    FunctionInfo{fmod, "fmod", 2, real},
     FunctionInfo{max, "max", 2, arithmetic},
     FunctionInfo{min, "min", 2, arithmetic},
     FunctionInfo{eq, "eq", 2, compare},
@@ -203,6 +204,8 @@ double evaluate(Function function, double a, double b, double c) {
       return a / b;
     case pow:
       return std::pow(a, b);
+    case fmod:
+      return std::fmod(a, b);
     case max:
       return std::isnan(a) || std::isnan(b) ? nan : a > b ? a : b;
     case min:

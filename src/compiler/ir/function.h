@@ -34,6 +34,7 @@ enum class Function : std::uint8_t {
   mul,
   div,
   pow,
+  fmod,  // a - trunc(a / b) b, exact, with the sign of a
   max,
   min,
   eq,

@@ -47,7 +47,7 @@ std::string kind_of(const Node& n) {
 }
 
 std::string_view name_of(Reduce kind) {
-  constexpr std::array<std::string_view, 4> kNames = {"sum", "max", "lse", "argmax"};
+  constexpr std::array<std::string_view, 5> kNames = {"sum", "max", "lse", "argmax", "product"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

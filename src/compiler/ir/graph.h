@@ -49,7 +49,7 @@ enum class Op : std::uint8_t {
          // x's rank has several entries along axis
   attention,       // q, k, v [B, H, T, D], then optional operands of Scores -> out, lse [B, H, T]
   attention_grad,  // q, k, v, out, lse, d_out, then the same -> d_q, d_k, d_v
-  scan,            // running sums or log-sum-exps along axis, inclusive
+  scan,            // running sums, maxima, products or log-sum-exps along axis, inclusive
   sort,            // x -> its first sorted elements along axis, and their indices (i64)
   stop_gradient,
   loop,
@@ -58,10 +58,11 @@ enum class Op : std::uint8_t {
   put,  // index, updates of its shape -> 0 with updates added at index along axis; outside indices
         // are dropped
   extern_call,  // run by the caller: one result of a call, with its type given
+  recurrence,   // a, b -> y[k] = a[k] y[k - 1] + b[k] along axis, with y[0] = b[0]
 };
 std::string_view name_of(Op op);  // "reduce"
 
-enum class Reduce : std::uint8_t { sum, max, lse, argmax };
+enum class Reduce : std::uint8_t { sum, max, lse, argmax, product };
 std::string_view name_of(Reduce kind);
 
 // One result of a node.
@@ -140,13 +141,13 @@ struct Extern {
 struct Attributes {
   std::string name;                         // parameter
   Function function = Function::neg;        // map
-  Reduce reduce = Reduce::sum;              // reduce, scan (sum or lse)
+  Reduce reduce = Reduce::sum;              // reduce, scan (all but argmax)
   double number = 0.0;                      // constant; attention: the scale
-  bool reverse = false;                     // scan: from the end; sort: descending
+  bool reverse = false;                     // scan, recurrence: from the end; sort: descending
   bool near = false;                        // map: see mark_near_results()
   Scores scores;                            // attention
   Extern call;                              // extern
-  int axis = 0;                             // iota, concat, flip, pick, scan, sort, put
+  int axis = 0;                             // iota, concat, flip, pick, scan, sort, put, recurrence
   std::vector<int> dims;                    // broadcast, transpose, reduce
   std::vector<int> batch_a, batch_b;        // dot
   std::vector<int> contract_a, contract_b;  // dot

@@ -73,12 +73,15 @@ double merged(Reduce kind, double a, double b) {
       return a + b;
     case Reduce::max:
       return evaluate(Function::max, a, b, 0.0);
+    case Reduce::product:
+      return a * b;
     default:
       return log_add(a, b);
   }
 }
 double start(Reduce kind) {
-  return kind == Reduce::sum ? 0.0 : -std::numeric_limits<double>::infinity();
+  if (kind == Reduce::sum) return 0.0;
+  return kind == Reduce::product ? 1.0 : -std::numeric_limits<double>::infinity();
 }
 
 }  // namespace oracle

@@ -208,6 +208,10 @@ std::vector<Value> map_gradient(Derivation& d) {
     }
     case pow:
       return derivative_of_pow(d);
+    case fmod: {  // the quotient of a - fmod(a, b) is whole
+      const Value quotient = d.op(div, d.op(sub, d.x(0), d.y()), d.x(1));
+      return {d.dy, d.op(neg, d.op(mul, d.dy, quotient))};
+    }
     case max:
     case min: {
       const Function wins = function == max ? gt : lt;

@@ -1,4 +1,4 @@
-// reduce: sum, max, log-sum-exp or argmax over dimensions, which are removed.
+// reduce: sum, max, log-sum-exp, argmax or product over dimensions, which are removed.
 #include <algorithm>
 
 #include "compiler/analysis/chunk_clone.h"
@@ -21,7 +21,8 @@ using oracle::Index;
 using oracle::permuted;
 
 // Names in errors, by kind.
-constexpr std::string_view kNames[] = {"reduce_sum", "reduce_max", "reduce_lse", "reduce_argmax"};
+constexpr std::string_view kNames[] = {"reduce_sum", "reduce_max", "reduce_lse", "reduce_argmax",
+                                       "reduce_product"};
 
 std::vector<Type> reduce_type(const Typing& given) {
   const Typing r{kNames[static_cast<std::size_t>(given.a.reduce)], given.operands, given.a};
@@ -36,20 +37,21 @@ std::vector<Type> reduce_type(const Typing& given) {
     type.dtype = DType::i64;
     return {type};
   }
-  if (r.a.reduce == Reduce::lse) r.floating(0);
+  if (r.a.reduce == Reduce::lse || r.a.reduce == Reduce::product) r.floating(0);
   r.expect(r.in(0).dtype != DType::i8, "an i8 is a condition: cast it first");
   type.dtype = r.wider(r.in(0).dtype);
   return {type};
 }
 
-// --- text: reduce_sum, reduce_max, reduce_lse, argmax
+// --- text: reduce_sum, reduce_max, reduce_lse, reduce_product, argmax
 
 std::string spelling(const Attributes& a) {
   return a.reduce == Reduce::argmax ? "argmax"
                                     : std::string(kNames[static_cast<std::size_t>(a.reduce)]);
 }
 bool reads(std::string_view name, Attributes& a) {
-  for (const Reduce kind : {Reduce::sum, Reduce::max, Reduce::lse, Reduce::argmax}) {
+  for (const Reduce kind :
+       {Reduce::sum, Reduce::max, Reduce::lse, Reduce::argmax, Reduce::product}) {
     a.reduce = kind;
     if (name == spelling(a)) return true;
   }
@@ -114,6 +116,48 @@ std::vector<Tensor> reduce_value(const Evaluation& e) {
 
 // --- gradient
 
+// Returns for each element the product of the other elements that are reduced with it: of those
+// before it and those after it in a row. No quotient is taken, so that zeros count.
+Value product_of_others(Derivation& d, const std::vector<int>& dims) {
+  const Type to = d.operand_type(0);
+  std::vector<int> order = other_dims(to.rank(), dims);
+  Shape kept;
+  Dim count(1);
+  for (const int i : order) kept.push_back(to.shape[static_cast<std::size_t>(i)]);
+  for (const int i : dims) {
+    count = count * to.shape[static_cast<std::size_t>(i)];
+    order.push_back(i);
+  }
+  const int axis = static_cast<int>(kept.size());
+  Shape rows = kept;
+  rows.push_back(count);
+  if (count == Dim(0)) return d.x(0);  // no elements
+  const Value moved = transpose(d.g, d.x(0), order);
+  const Value x = reshape(d.g, moved, rows);
+  Shape one = kept;
+  one.push_back(Dim(1));
+  const Value ones = constant(d.g, 1.0, Type{to.dtype, one});
+  // Returns the products of the elements before each one, or after it.
+  const auto beside = [&](bool after) {
+    Shape begin(rows.size(), Dim(0)), end = rows;
+    (after ? begin.back() : end.back()) = after ? Dim(1) : count - Dim(1);
+    const Value others = slice(d.g, x, begin, end);
+    Attributes scan;
+    scan.axis = axis;
+    scan.reduce = Reduce::product;
+    scan.reverse = after;
+    const std::vector<Value> parts = after ? std::vector{others, ones} : std::vector{ones, others};
+    Attributes joined;
+    joined.axis = axis;
+    return d.g.add(Op::scan, {d.g.add(Op::concat, parts, joined)}, scan);
+  };
+  const Value others = d.op(Function::mul, beside(false), beside(true));
+  std::vector<int> back(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i)
+    back[static_cast<std::size_t>(order[i])] = static_cast<int>(i);
+  return transpose(d.g, reshape(d.g, others, d.g.type(moved).shape), back);
+}
+
 std::vector<Value> reduce_gradient(Derivation& d) {
   const Type to = d.operand_type(0);
   const std::vector<int>& dims = d.n.attributes->dims;
@@ -133,6 +177,8 @@ std::vector<Value> reduce_gradient(Derivation& d) {
     case Reduce::lse:
       return {
           d.times(spread(d.dy), d.op(Function::exp, d.op(Function::sub, d.x(0), spread(d.y()))))};
+    case Reduce::product:
+      return {d.op(Function::mul, spread(d.dy), product_of_others(d, dims))};
     case Reduce::argmax:
       break;
   }
@@ -140,13 +186,15 @@ std::vector<Value> reduce_gradient(Derivation& d) {
 }
 
 ZeroSign reduce_zeros(const Node& n, std::size_t) {
-  return n.attributes->reduce == Reduce::max ? ZeroSign::moves : ZeroSign::loses;
+  const Reduce reduce = n.attributes->reduce;
+  if (reduce == Reduce::product) return ZeroSign::makes;
+  return reduce == Reduce::max ? ZeroSign::moves : ZeroSign::loses;
 }
 
 Rounding reduce_rounding(const Node& n, std::size_t) {
   const Reduce reduce = n.attributes->reduce;
   if (reduce == Reduce::argmax) return Rounding::sees;
-  return reduce == Reduce::max ? Rounding::moves : Rounding::loses;
+  return reduce == Reduce::max || reduce == Reduce::product ? Rounding::moves : Rounding::loses;
 }
 
 // --- chunks
@@ -161,7 +209,8 @@ Lead reduce_lead(const CutNode& c, std::size_t, const Split& s) {
   Split to;
   const Found where = found(s, kept_dims(c), to);
   if (where == Found::all) return {to};
-  if (where == Found::mixed || c.a.reduce == Reduce::argmax) return {};
+  if (where == Found::mixed || c.a.reduce == Reduce::argmax || c.a.reduce == Reduce::product)
+    return {};
   constexpr Chunked::Kind kKinds[] = {Chunked::Kind::sum, Chunked::Kind::max, Chunked::Kind::lse};
   return {std::nullopt, partial(kKinds[static_cast<int>(c.a.reduce)], {part(s)})};
 }

@@ -20,9 +20,10 @@ double rounded_up(std::int64_t size, std::int64_t tile) {
 // Returns whether a function takes about as long as exp; others take a fraction of that.
 bool is_slow(Function function) {
   constexpr Function kSlow[] = {
-      Function::exp,  Function::log,  Function::log1p,   Function::expm1,   Function::tanh,
-      Function::erf,  Function::erfc, Function::sigmoid, Function::sin,     Function::cos,
-      Function::atan, Function::pow,  Function::lgamma,  Function::digamma, Function::trigamma};
+      Function::exp,    Function::log,     Function::log1p,    Function::expm1,
+      Function::tanh,   Function::erf,     Function::erfc,     Function::sigmoid,
+      Function::sin,    Function::cos,     Function::atan,     Function::pow,
+      Function::lgamma, Function::digamma, Function::trigamma, Function::fmod};
   return std::find(std::begin(kSlow), std::end(kSlow), function) != std::end(kSlow);
 }
 

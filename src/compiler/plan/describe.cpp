@@ -67,8 +67,8 @@ struct Describe {
     return concat("argmax of ", sizes_text(m.x.shape), " ", name_of(m.x.dtype));
   }
   std::string operator()(const Scan& s) const {
-    return concat(s.reverse ? "backward " : "", s.kind == Reduce::lse ? "cumlse of " : "cumsum of ",
-                  sizes_text(s.x.shape), " ", name_of(s.x.dtype));
+    return concat(s.reverse ? "backward " : "", scan_text(s), " of ", sizes_text(s.x.shape), " ",
+                  name_of(s.x.dtype));
   }
   std::string operator()(const Sort& s) const {
     const auto axis = static_cast<std::size_t>(s.axis);
@@ -125,6 +125,18 @@ struct Flops {
 };
 
 }  // namespace
+
+std::string scan_text(const Scan& scan) {
+  if (scan.factors.buffer >= 0) return "recurrence";
+  switch (scan.kind) {
+    case Reduce::max:
+      return "cummax";
+    case Reduce::product:
+      return "cumprod";
+    default:
+      return scan.kind == Reduce::lse ? "cumlse" : "cumsum";
+  }
+}
 
 std::string describe(const Instruction& instruction) {
   return std::visit(Describe(), instruction.what);

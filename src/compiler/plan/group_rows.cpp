@@ -220,6 +220,7 @@ std::optional<Pointwise> stage_of(const Pointwise& given, std::int64_t rows, std
   const std::vector<std::int64_t> all = {rows, columns};
   if (given.reduction) {
     const bool sum = given.reduce == Reduce::sum;
+    if (given.reduce == Reduce::product) return std::nullopt;
     if (given.shape != all || given.reduced != 1 || (given.columns && !sum)) return std::nullopt;
   } else if (given.shape.size() == 1 && given.shape[0] == rows * columns) {
     loop = unfolded(given, rows, columns);

@@ -40,7 +40,7 @@ struct Reads : Named {
     if (!p.whole) add(p.out);
   }
   void operator()(const ArgMax& a) const { add(a.x); }
-  void operator()(const Scan& s) const { add(s.x); }
+  void operator()(const Scan& s) const { add(s.x, s.factors); }
   void operator()(const Sort& s) const { add(s.x); }
   void operator()(const ExternRun& e) const {
     for (const View& operand : e.operands) add(operand);
@@ -162,7 +162,7 @@ struct Moved {
     return p.whole ? sum_of(p.index, p.updates, p.out) : sum_of(p.index) + 3.0 * sum_of(p.updates);
   }
   double operator()(const ArgMax& a) const { return sum_of(a.x, a.out); }
-  double operator()(const Scan& s) const { return sum_of(s.x, s.out); }
+  double operator()(const Scan& s) const { return sum_of(s.x, s.factors, s.out); }
   double operator()(const Sort& s) const { return sum_of(s.x, s.values, s.index); }
   double operator()(const ExternRun& e) const {
     double bytes = sum_of(e.out);

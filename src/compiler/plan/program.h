@@ -158,11 +158,14 @@ struct ArgMax {
   View x, out;  // dims of out, then the searched dimension
 };
 struct Scan {
-  View x, out;  // of one shape
+  View x, out;   // of one shape
+  View factors;  // of a recurrence: x is added to its products; no buffer otherwise
   int axis = 0;
-  Reduce kind = Reduce::sum;  // or lse
+  Reduce kind = Reduce::sum;  // of no recurrence
   bool reverse = false;
 };
+// Returns "cumsum", "recurrence".
+std::string scan_text(const Scan& scan);
 struct Sort {
   View x, values, index;  // index is i64; both have the sorted elements along axis
   int axis = 0;

@@ -99,11 +99,31 @@ inline VectorOp vector_op(Function function) {
       return VectorOp::logical_not;
     case Function::select:
       return VectorOp::select;
+    case Function::fmod:
     case Function::random:
     case Function::uniform:
-      break;  // evaluated in random.cpp
+      break;  // block_function()
   }
   throw InternalError("a function without a vector form");
+}
+
+// Remainders of quotients cut toward 0, one by one: they are exact. c is not read.
+template <typename R>
+void remainders(const R* a, const R* b, const R* /*c*/, R* out, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) out[i] = std::fmod(a[i], b[i]);
+}
+
+// Returns the function of n numbers in R.
+template <typename R>
+auto block_function(Function function) {
+  if constexpr (std::is_same_v<R, float>) {
+    return function == Function::fmod ? VectorFunction{&remainders<float>}
+                                      : vector_function(vector_op(function));
+  } else {
+    if (function == Function::fmod) return VectorFunctionF64{&remainders<double>};
+    return is_random(function) ? VectorFunctionF64{random_function(function)}
+                               : vector_function_f64(vector_op(function));
+  }
 }
 
 inline bool is_float32_like(DType dtype) {
@@ -181,12 +201,7 @@ class Block {
     for (std::size_t s = 0; s < loop.steps.size(); ++s) {
       const Pointwise::Step& step = loop.steps[s];
       if (step.kind == Pointwise::Step::Kind::round) continue;
-      if constexpr (std::is_same_v<R, float>) {
-        functions_[s] = vector_function(vector_op(step.function));
-      } else {
-        functions_[s] = is_random(step.function) ? random_function(step.function)
-                                                 : vector_function_f64(vector_op(step.function));
-      }
+      functions_[s] = block_function<R>(step.function);
     }
   }
 

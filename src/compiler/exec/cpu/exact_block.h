@@ -92,7 +92,7 @@ class ExactBlock {
     }
     for (const Pointwise::Step& step : loop.steps) {
       const bool real = step.kind == Pointwise::Step::Kind::function && !is_index(step.dtype);
-      functions_.push_back(real ? function_of(step.function) : nullptr);
+      functions_.push_back(real ? block_function<R>(step.function) : nullptr);
     }
   }
 
@@ -141,14 +141,6 @@ class ExactBlock {
   std::vector<std::byte*>& memory_ = scratch_.memory;  // buffers of leaves in memory
   std::vector<Real>& functions_ = scratch_.functions;  // of the steps that compute floats
 
-  static Real function_of(Function function) {
-    if constexpr (std::is_same_v<R, float>) {
-      return vector_function(vector_op(function));
-    } else {
-      return is_random(function) ? random_function(function)
-                                 : vector_function_f64(vector_op(function));
-    }
-  }
   static std::byte* address(std::byte* buffer, const View& view, const std::int64_t* coordinates) {
     std::int64_t offset = view.offset;
     for (std::size_t d = 0; d < view.strides.size(); ++d)

@@ -106,39 +106,70 @@ double log_sum(double a, double b) {
   return top + std::log(std::exp(a - top) + std::exp(b - top));
 }
 
+// Returns the greater; of equal numbers the second, and NaN if one is.
+template <typename T>
+T greater(T a, T b) {
+  if constexpr (std::is_floating_point_v<T>) {
+    if (std::isnan(a) || std::isnan(b)) return a + b;
+  }
+  return b >= a ? b : a;
+}
+
+// The elements of neighbouring rows at one index along the axis.
 template <DType kType>
-void scan(const Scan& s, const Frame& frame, int threads) {
+using Side = std::array<Sum<kType>, kSide>;
+
+// Scans rows: merge(so_far, x, factor) returns the next result. factor is 0 without factors.
+template <DType kType, class Merge>
+void scan_rows(const Scan& s, const Frame& frame, int threads, Sum<kType> start, Merge&& merge) {
   const Rows rows{s.x, static_cast<std::size_t>(s.axis)};
+  const bool recurs = s.factors.buffer >= 0;
+  const View& by_what = recurs ? s.factors : s.x;
   const std::byte* x = frame.address(s.x);
+  const std::byte* factors = frame.address(by_what);
   std::byte* out = frame.address(s.out);
   const std::int64_t size = rows.size(s.x), from = s.reverse ? size - 1 : 0,
                      by = s.reverse ? -1 : 1;
-  const bool logs = s.kind == Reduce::lse;
   rows.share(size, kSide, threads, [&](std::int64_t first, std::int64_t end) {
     for (; first < end; first += kSide) {
       const std::int64_t n = std::min(kSide, end - first);
-      std::array<std::array<std::int64_t, 2>, kSide> at;
-      std::array<Sum<kType>, kSide> sums;
-      for (std::int64_t r = 0; r < n; ++r) {
-        const auto row = static_cast<std::size_t>(r);
-        at[row] = rows.offsets<2>(first + r, {&s.x, &s.out});
-        sums[row] = 0;
-        if constexpr (std::is_same_v<Sum<kType>, double>)
-          sums[row] = logs ? -std::numeric_limits<double>::infinity() : 0.0;
-      }
+      std::array<std::array<std::int64_t, 3>, kSide> at;
+      Side<kType> so_far;
+      so_far.fill(start);
+      for (std::int64_t r = 0; r < n; ++r)
+        at[static_cast<std::size_t>(r)] = rows.offsets<3>(first + r, {&s.x, &s.out, &by_what});
       for (std::int64_t k = 0, i = from; k < size; ++k, i += by) {
         for (std::size_t r = 0; r < static_cast<std::size_t>(n); ++r) {
           const Sum<kType> next = load<kType>(x, at[r][0] + i * rows.step(s.x));
-          if constexpr (std::is_same_v<Sum<kType>, double>) {
-            sums[r] = logs ? log_sum(sums[r], next) : sums[r] + next;
-          } else {
-            sums[r] += next;
-          }
-          store<kType>(out, at[r][1] + i * rows.step(s.out), sums[r]);
+          // The first factor has nothing to multiply.
+          const Sum<kType> factor =
+              recurs && k > 0 ? load<kType>(factors, at[r][2] + i * rows.step(by_what)) : 0;
+          so_far[r] = merge(so_far[r], next, factor);
+          store<kType>(out, at[r][1] + i * rows.step(s.out), so_far[r]);
         }
       }
     }
   });
+}
+
+template <DType kType>
+void scan(const Scan& s, const Frame& frame, int threads) {
+  using T = Sum<kType>;
+  const auto run = [&](T start, auto&& merge) {
+    scan_rows<kType>(s, frame, threads, start, merge);
+  };
+  if (s.kind == Reduce::max) {
+    const T least =
+        std::is_integral_v<T> ? std::numeric_limits<T>::min() : -std::numeric_limits<T>::infinity();
+    return run(least, [](T a, T x, T) { return greater(a, x); });
+  }
+  if constexpr (std::is_same_v<T, double>) {
+    if (s.factors.buffer >= 0) return run(-0.0, [](T a, T x, T factor) { return factor * a + x; });
+    if (s.kind == Reduce::product) return run(1.0, [](T a, T x, T) { return a * x; });
+    if (s.kind == Reduce::lse)
+      return run(-std::numeric_limits<T>::infinity(), [](T a, T x, T) { return log_sum(a, x); });
+  }
+  run(T{0}, [](T a, T x, T) { return a + x; });
 }
 
 // A heap of indices of one row, the last in order at its root. It is stored in the result alone.

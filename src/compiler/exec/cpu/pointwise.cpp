@@ -266,7 +266,7 @@ void merge_block(Reduce kind, const R* x, R* top, R* sum, std::int64_t n) {
   if constexpr (std::is_same_v<R, float>) {
     if (kind == Reduce::sum) return add_to(x, sum, n);
     if (kind == Reduce::max) return max_to(x, sum, n);
-    return add_exponentials(x, top, sum, n);
+    if (kind == Reduce::lse) return add_exponentials(x, top, sum, n);
   }
   if constexpr (std::is_integral_v<R>) {
     for (std::int64_t i = 0; i < n; ++i)
@@ -274,6 +274,9 @@ void merge_block(Reduce kind, const R* x, R* top, R* sum, std::int64_t n) {
     return;
   }
   switch (kind) {
+    case Reduce::product:
+      for (std::int64_t i = 0; i < n; ++i) sum[i] *= x[i];
+      break;
     case Reduce::sum:
       for (std::int64_t i = 0; i < n; ++i) sum[i] += x[i];
       break;
@@ -339,7 +342,7 @@ void reduce_columns(const Pointwise& loop, const Frame& frame, int threads) {
   const std::int64_t parts = loop.parts, first_size = loop.shape[0];
   const Pointwise::Store& to = loop.store;
   R* const sums = parts > 1 ? reinterpret_cast<R*>(frame.address(loop.scratch)) : nullptr;
-  const R start = loop.reduce == Reduce::max ? least<R>(to.view.dtype) : R(0);
+  const R start = first_of<R>(loop.reduce, to.view.dtype);
   // Finds a block of columns: its coordinates, its first column, its rows and the numbers in each
   // row.
   const auto place = [&](std::int64_t item, std::int64_t* at) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -38,6 +39,29 @@ inline std::int64_t wrapped_sum(std::int64_t a, std::int64_t b) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
 }
 
+// Returns the product of n numbers: eight at a time, so that multiplications do not wait.
+template <typename R>
+double row_product(const R* x, std::int64_t n) {
+  constexpr std::int64_t kLanes = 8;
+  std::array<double, kLanes> lanes;
+  lanes.fill(1.0);
+  for (std::int64_t i = 0; i + kLanes <= n; i += kLanes) {
+    for (std::int64_t k = 0; k < kLanes; ++k)
+      lanes[static_cast<std::size_t>(k)] *= static_cast<double>(x[i + k]);
+  }
+  for (std::int64_t i = n / kLanes * kLanes; i < n; ++i) lanes[0] *= static_cast<double>(x[i]);
+  double product = lanes[0];
+  for (std::size_t k = 1; k < lanes.size(); ++k) product *= lanes[k];
+  return product;
+}
+
+// Returns the reduction of no elements; that of a log-sum-exp is not read. dtype: of the result.
+template <typename R>
+R first_of(Reduce kind, DType dtype) {
+  if (kind == Reduce::product) return R(1);
+  return kind == Reduce::max ? least<R>(dtype) : R(0);
+}
+
 // R: type of the numbers: float, double, or std::int64_t for sums and maxima.
 template <typename R>
 class Sum {
@@ -46,8 +70,12 @@ class Sum {
 
   // `dtype`: of the result.
   Sum(Reduce kind, DType dtype)
-      : kind_(kind), value_(kind == Reduce::sum ? Result{0} : least<Result>(dtype)) {}
+      : kind_(kind), value_(first_of<Result>(kind == Reduce::lse ? Reduce::max : kind, dtype)) {}
   void add(const R* x, std::int64_t n) {
+    if (kind_ == Reduce::product) {
+      merge_value(static_cast<Result>(row_product(x, n)));
+      return;
+    }
     if constexpr (std::is_same_v<R, float>) {
       switch (kind_) {
         case Reduce::sum:
@@ -78,6 +106,8 @@ class Sum {
       value_ = kind_ == Reduce::sum ? wrapped_sum(value_, v) : std::max(value_, v);
     } else if (kind_ == Reduce::sum) {
       value_ += v;
+    } else if (kind_ == Reduce::product) {
+      value_ *= v;
     } else {
       maximum(v);
     }

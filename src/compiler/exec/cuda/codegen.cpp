@@ -67,9 +67,10 @@ Pointwise of_nothing(const Pointwise& loop) {
   Pointwise::Leaf leaf;
   leaf.kind = Pointwise::Leaf::Kind::constant;
   const DType dtype = loop.store.view.dtype;
-  leaf.number = loop.reduce == Reduce::sum ? 0.0
-                : is_index(dtype)          ? -most_of(dtype)
-                                           : -std::numeric_limits<double>::infinity();
+  leaf.number = loop.reduce == Reduce::sum       ? 0.0
+                : loop.reduce == Reduce::product ? 1.0
+                : is_index(dtype)                ? -most_of(dtype)
+                                                 : -std::numeric_limits<double>::infinity();
   out.leaves = {leaf};
   out.steps.clear();
   out.store.source = 0;

@@ -298,6 +298,21 @@ struct Max {
   }
   __device__ R value() const { return top; }
 };
+template <class R>
+struct Product {
+  R product;
+  __device__ void clear() { product = R(1); }
+  template <int N>
+  __device__ void add(const R (&x)[N]) {
+#pragma unroll
+    for (int j = 0; j < N; ++j) product *= x[j];
+  }
+  __device__ void merge(Product other) { product *= other.product; }
+  __device__ void across(int lanes) {
+    for (int mask = lanes / 2; mask > 0; mask /= 2) product *= other_lane(product, mask);
+  }
+  __device__ R value() const { return product; }
+};
 // The log-sum-exp is top + log(sum); infinities are left out of the sum.
 template <class R>
 struct LogSum {

@@ -182,9 +182,10 @@ std::string value_of(const char* state, const Pointwise& loop) {
 }
 
 std::string state_type(const Pointwise& loop) {
-  const char* kind = loop.reduce == Reduce::sum   ? "Sum"
-                     : loop.reduce == Reduce::max ? "Max"
-                                                  : "LogSum";
+  const char* kind = loop.reduce == Reduce::sum       ? "Sum"
+                     : loop.reduce == Reduce::max     ? "Max"
+                     : loop.reduce == Reduce::product ? "Product"
+                                                      : "LogSum";
   return concat(kind, "<", RegisterText(loop).reduced_type(), ">");
 }
 std::int64_t state_bytes(const Pointwise& loop) {

@@ -80,6 +80,7 @@ std::string_view RegisterText::reduced_type() const {
 }
 
 std::string RegisterText::nothing() const {
+  if (loop_.reduce == Reduce::product) return literal(1.0);
   if (loop_.reduce == Reduce::sum)
     return holds_integers(loop_, loop_.store.source) ? "0ll" : literal(0.0);
   return holds_integers(loop_, loop_.store.source)
@@ -238,6 +239,8 @@ std::string RegisterText::of_reals(const Pointwise::Step& step) const {
       return divided(step);
     case Function::pow:
       return concat("pow", f, "(", a, ", ", b, ")");
+    case Function::fmod:
+      return concat("fmod", f, "(", a, ", ", b, ")");
     case Function::max:
       return concat("maximum<", real(), ">(", a, ", ", b, ")");
     case Function::min:
