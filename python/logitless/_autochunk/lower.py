@@ -524,10 +524,16 @@ class Writer(Indices):
         return self.emit("flip", [v], v.dtype, v.shape, f" axis({axis})")
 
     def scan(self, kind: str, v: Value, axis: int, reverse: bool = False) -> Value:
-        """Writes a cumsum or cumlse along an axis. 16-bit values accumulate in f32."""
+        """Writes a cumsum, cumlse, cumprod or cummax along an axis. 16-bit values accumulate in f32."""
         wide = self.cast(v, self.dtypes.wide(v.dtype))
         made = self.emit(kind, [wide], wide.dtype, v.shape, f" axis({axis}) reverse({int(reverse)})")
         return self.cast(made, v.dtype)
+
+    def recurrence(self, a: Value, b: Value, axis: int, reverse: bool) -> Value:
+        """Writes y[k] = a[k] y[k - 1] + b[k] along an axis, the first of which is b's; k + 1 for k - 1 if reversed."""
+        wide = [self.cast(v, self.dtypes.wide(v.dtype)) for v in (a, b)]
+        made = self.emit("recurrence", wide, wide[1].dtype, b.shape, f" axis({axis}) reverse({int(reverse)})")
+        return self.cast(made, b.dtype)
 
     def sort(self, v: Value, axis: int, count: int, descending: bool) -> tuple[Value, Value]:
         """Returns the first `count` elements along an axis in sorted order, and their indices."""

@@ -25,6 +25,17 @@ def sorting(x, i):
     return jnp.exp(top).sum() + ordered + some, index, jnp.argsort(x, 1), jnp.argsort(x, 1, descending=True)
 
 
+def running(x, i):
+    by, (held, places) = x[0] + 0.05, jax.lax.stop_gradient((x, i % 4))
+    one = (jnp.cumprod(x, 1) * x).sum() + jnp.sin(jnp.prod(x, 0)).sum() + jnp.sin(jax.lax.cummax(x, 1)).sum()
+    held = jax.lax.cumprod(held, 1, reverse=True) + jax.lax.cummin(held, 0) + jax.lax.cummax(held, 1, reverse=True)
+    two = (jnp.fmod(x, 0.3) + x % -0.7 + x // 0.3 + jnp.remainder(x, by)) * x
+    tops = jax.ops.segment_max(jax.lax.stop_gradient(x), places, 4)
+    sums = jnp.sin(jax.lax.reduce_window(x, 0.0, jax.lax.add, (3, 2), (2, 1), "SAME"))
+    least = jax.ops.segment_min(jax.lax.stop_gradient(x[:9]), places[:9], 4)[places[:9]]
+    return one + two.sum() + sums.sum() + (held * x).sum(), jnp.exp(x - tops[places]), least
+
+
 def rows(x, i):
     some = jnp.array([3, 1, 7])
     one = jnp.exp(x.at[some].set(x[:3] * 2, unique_indices=True)).mean() + jnp.exp(x[:, 1::3]).sum()
@@ -48,7 +59,7 @@ EXECUTORS = ["python", "native"]
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("fn", [sums, sorting, rows, rounds], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fn", [sums, sorting, running, rows, rounds], ids=lambda f: f.__name__)
 def test_outputs_and_gradients(fn, executor):
     if fn is rounds and executor == "native" and jax.default_backend() != "cpu":
         pytest.skip("the library runs XLA's operations on a CPU alone")

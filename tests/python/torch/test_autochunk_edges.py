@@ -108,6 +108,22 @@ VALUES = {
     "order of a few": (lambda a: (a.topk(2, 1)[0], a.topk(2, 1, largest=False)[0], a.median(1)[0], a.kthvalue(2, 1)[0]), ROWS),
     "bucketize": (lambda a: (torch.bucketize(a, f(0, 1, 2)), torch.bucketize(a, f(0, 1, 2), right=True)), SPECIAL),
     "empty sums": (lambda a: (a.sum(1), a.mean(1), a.sum(), a.mean(), a.logsumexp(1), a.prod(1), a @ a.T), EMPTY),
+    "products": (lambda a: (a.cumprod(1), a.cumprod(0), a.prod(1), a.prod(0, True), a.prod(), a.half().prod(1)), ROWS),
+    "running extremes": (lambda a: (*a.cummax(1), *a.cummin(1), *a.cummax(0), *a.long().cummin(1), *(a > 0).cummax(1)), ROWS),
+    "empty products": (lambda a: (a.cumprod(1), a.prod(1), a.prod(), a.prod(0), a.cumprod(0), a.cummax(0)[0]), EMPTY),
+    "gradients of products beside zeros": (
+        lambda a: ((a.cumprod(1) * Z[:2, :4]).sum() + a.prod(1).sin().sum() + a.prod(0).sum(),),
+        leaf([2.0, 0.0, 3.0, 0.0], [0.5, -2.0, 0.0, 3.0]),
+    ),
+    "segments": (
+        lambda a, y: tuple(a.new_ones(5).scatter_reduce(0, y, a, how, include_self=own) for how in ("amax", "amin", "mean", "sum", "prod") for own in (True, False)),
+        SPECIAL, i(0, 0, 1, 1, 1, 2, 2, 0, 2, 4, 4),
+    ),
+    "many segments": (
+        lambda a, y: tuple(a.new_ones(5).scatter_reduce(0, y.repeat(2), a.repeat(2), how, include_self=own) for how in ("amax", "amin") for own in (True, False)),
+        SPECIAL, i(0, 0, 1, 1, 1, 2, 2, 0, 2, 4, 4),
+    ),
+    "windows": (lambda a: (*F.max_pool1d(a[None], 2, 1, 1, return_indices=True), a.unfold(1, 2, 1), F.avg_pool1d(a[None], 2, 1)), ROWS),
     "empty conditions": (lambda a: (a.any(1), a.all(1), a.any(), a.all(), a.any(0), a.all(0)), EMPTY),
     "empty rows": (lambda a: (a.softmax(1), a.cumsum(1), a.sort(1)[0], a.amax(0), torch.linalg.vector_norm(a)), EMPTY),
     "no tokens": (lambda z, y: F.cross_entropy(z, y), torch.empty(0, 5), i()),

@@ -62,8 +62,53 @@ def roundings(x, i):
     return (kept * x).sum() + (x.ceil() * x).sum() + x.tanh().erfinv().sin().sum() + wholes
 
 
+def running(x, i):
+    """Products and running extremes, some of zeros; hazards and stick breaking are such."""
+    gated = torch.where(i[:, None] > 4, x, x.round())
+    share = x.sigmoid()
+    broken = share[:, :-1] * (1 - share[:, 1:]).cumprod(1)
+    one = (gated.cumprod(1) * x).sum() + x.cumprod(0).sin().sum() + broken.log().mean()
+    two = gated.prod(1).sin().sum() + x.prod(0, keepdim=True).sin().sum() + (0.5 * x[:3]).prod()
+    top, at = gated.cummax(1)
+    least, place = x.cummin(0)
+    return one + two + (top * x).sum() + (least.sin() * x).sum(), at, place, i.cummax(0)[0]
+
+
+def remainders(x, i):
+    by = x[0].detach() + 0.05
+    quotients = torch.fmod(x, 0.3) + x % -0.7 + torch.remainder(x, by) + x.detach() // 0.3 + torch.fmod(x, x.flip(1) + 0.01)
+    return (quotients * x).sum() + (x.detach() // by * x).sin().sum()
+
+
+def segments(x, i):
+    index, few = (i % 6)[:, None].expand(-1, COLUMNS), (i % 5)[:, None].repeat(1, 9)
+    into, total = x[:6] * 0.5, 0.0
+    for own in (True, False):
+        for kind in ("sum", "mean", "amax", "amin"):
+            total = total + into.scatter_reduce(0, index, x, kind, include_self=own).exp().mean()
+        total = total + x.scatter_reduce(1, few, x[:, :9].round(), "amax", include_self=own).sin().sum()
+        total = total + x.scatter_reduce(1, few, x[:, :9], "prod", include_self=own).sin().sum()
+    index = i[:8] % 6
+    total = total + into.detach().index_reduce(0, index, x[:8].detach(), "mean").sum()
+    return total + torch.zeros(ROWS, 6).to(x).index_add(1, index, x[:, :8]).exp().mean()
+
+
+def windows(x, i):
+    image = x.view(2, 3, 8, 10)
+    read = [x.unfold(1, 3, 1), x.unfold(0, 4, 3), x.unfold(1, 2, 5)]
+    one = sum((part.exp().mean(-1) ** 2).sum() for part in read)
+    two = F.avg_pool1d(x[None], 3, 1, 1).sin().sum() + F.avg_pool2d(image, 3, 2, 1, count_include_pad=False).sin().sum()
+    three = F.max_pool2d(image.round(), 3, 2, 1).exp().sum() + F.max_pool1d(x[None], 5, 1, dilation=2).sin().sum()
+    top, at = F.max_pool2d(image, (2, 3), return_indices=True)
+    return one + two + three + top.exp().mean() + F.adaptive_avg_pool2d(image, (4, 5)).exp().sum(), at
+
+
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("fn", [sums, sorting, diagonals, writes, margins, roundings], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "fn",
+    [sums, sorting, diagonals, writes, margins, roundings, running, remainders, segments, windows],
+    ids=lambda f: f.__name__,
+)
 def test_float64(fn, executor):
     args = random(ROWS, COLUMNS, scale=1.0), whole(COLUMNS, ROWS)
     check_same(fn, autochunk(fn, executor=executor), args, 1e-12)

@@ -192,7 +192,9 @@ def _integer_pow(w, e, x):
 def _rem(w, e, a, b):
     """Returns a - trunc(a / b) b."""
     if DTYPES.floating(e.out.dtype):
-        raise w.refuse("remainders of floats are JAX's own: a quotient of floats is not exact enough for them")
+        if not w.native:
+            raise w.refuse("remainders of floats are JAX's own")
+        return w.map("fmod", [w.broadcast(x, e.out.shape) for x in (a, b)], e.out.dtype)
     return _whole_quotient(w, a, b)[1]
 
 
@@ -375,7 +377,7 @@ def _pad(w, e, x, number):
         if interior != 0:
             if number.number != 0:
                 raise w.refuse(f"padding of {interior} between elements has no form but with zeros")
-            x = _spread_out(w, x, axis, int(interior) + 1)
+            x = spread_out(w, x, axis, int(interior) + 1)
         x = w.slice(x, axis, max(-low, 0), x.shape[axis] - max(-high, 0))
         low, high = max(low, 0), max(high, 0)
         if number.number == 0:
@@ -389,7 +391,7 @@ def _pad(w, e, x, number):
     return x
 
 
-def _spread_out(w, x, axis, step):
+def spread_out(w, x, axis, step):
     """Inserts zeros between the elements along an axis: the gradient of a strided slice."""
     front = [axis, *(d for d in range(x.rank) if d != axis)]
     size = (x.shape[axis] - 1) * step + 1 if x.shape[axis] else 0
@@ -472,6 +474,13 @@ def _reduce_min(w, e, x):
     if x.dtype == BOOL:
         return _all(w, e, x)
     return turned(w, _largest(w, e, turned(w, x)))
+
+
+@handles("reduce_prod")
+def _reduce_prod(w, e, x):
+    if not w.native or not DTYPES.floating(x.dtype):
+        raise w.refuse(f"products of {x.dtype} are JAX's own")
+    return _reduced(w, "reduce_product", x, _axes(e))
 
 
 @handles("argmax", "argmin")

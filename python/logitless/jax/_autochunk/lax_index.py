@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from logitless._autochunk import segments
 from logitless._autochunk.lower import Value
 from logitless._autochunk.rows import written_rows
 from logitless.jax._autochunk.dtypes import DTYPES
@@ -245,7 +246,8 @@ def _scatter_address(w, e, x, indices, updates):
         slices[d] = updates.shape[u]
     batches = getattr(n, "scatter_indices_batching_dims", ())
     mapped = n.scatter_dims_to_operand_dims
-    fixed = _numbers(w, x, indices, mapped, slices) if e.primitive != "scatter" else {}
+    adds = e.primitive.endswith(("add", "sub"))  # zeros beside the updates change nothing
+    fixed = _numbers(w, x, indices, mapped, slices) if adds else {}
     for d, begin in fixed.items():
         updates = w.pad(updates, window[kept.index(d)], begin, x.shape[d] - slices[d] - begin)
         slices[d] = x.shape[d]
@@ -374,6 +376,27 @@ def _scatter(w, e, x, indices, updates):
         column, part = _rows_of_updates(w, x, at, free, k, index, updates)
         x = w.map("select", [w.at(column, x.shape, axis), w.broadcast_dims(part, x.shape, others), x], x.dtype)
     return x
+
+
+_MERGED = {"max": "amax", "min": "amin", "mul": "prod"}
+
+
+@handles(*(f"scatter{dash}{merge}" for dash in "-_" for merge in _MERGED))
+def _scatter_merged(w, e, x, indices, updates):
+    """Lowers extremes and products of rows that are written to one place."""
+    if not w.native:
+        raise w.refuse(f"{e.primitive} is JAX's own")
+    at, updates = _scatter_address(w, e, x, indices, updates)
+    if len(at.columns) != 1 or at.paired:
+        raise w.refuse(f"{e.primitive} of anything but whole rows has no form in a tensor program")
+    [(axis, index)] = at.columns.items()
+    if at.inside is not None:
+        index = w.map("select", [at.inside, index, w.number(-1, index.dtype)], index.dtype)
+    front, count = [axis, *at.whole], math.prod(at.batch)
+    updates = w.reshape(updates, [count, *(x.shape[d] for d in at.whole)])
+    index = w.broadcast_dims(w.reshape(index, [count]), updates.shape, [0])
+    made = segments.reduced(w, w.transpose(x, front), 0, index, updates, _MERGED[e.primitive[-3:]], True)
+    return w.transpose(made, [front.index(d) for d in range(x.rank)])
 
 
 def _start(w, x, axis, start, size) -> int | None:

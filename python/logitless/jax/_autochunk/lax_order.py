@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from logitless._autochunk.composed import inverse_erf
+from logitless._autochunk.integers import turned
 from logitless._autochunk.lower import rounded
 from logitless.jax._autochunk.dtypes import DTYPES
 from logitless.jax._autochunk.lax import BOOL, handles
+from logitless.jax._backend import platform_of_jax
 
 @handles("rev")
 def _rev(w, e, x):
@@ -29,6 +31,19 @@ def _cumsum(w, e, x):
 @handles("cumlogsumexp")
 def _cumlogsumexp(w, e, x):
     return _scanned("cumlse", w, e, x)
+
+
+@handles("cumprod", "cummax", "cummin")
+def _running(w, e, x):
+    """Lowers running products and extremes where the library has a kernel."""
+    name = e.primitive
+    platform = platform_of_jax()
+    if not w.native or platform != "cpu" or (name == "cumprod" and not DTYPES.floating(x.dtype)):
+        raise w.refuse(f"{name} of {x.dtype} is JAX's own on {platform}, and for executor='python'")
+    if name == "cumprod":
+        return _scanned("cumprod", w, e, x)
+    made = _scanned("cummax", w, e, turned(w, x) if name == "cummin" else x)
+    return turned(w, made) if name == "cummin" else made
 
 
 @handles("sort")

@@ -10,7 +10,13 @@ from jax.lax import Precision
 from logitless._autochunk.externs import Call
 from logitless._autochunk.lower import Value
 from logitless._autochunk.options import Unsupported
-from logitless.jax._autochunk import lax_conv, lax_index, lax_order, lax_random  # noqa: F401: they add to HANDLERS
+from logitless.jax._autochunk import (  # noqa: F401: they add to HANDLERS
+    lax_conv,
+    lax_index,
+    lax_order,
+    lax_random,
+    lax_windows,
+)
 from logitless.jax._autochunk.dtypes import UNSIGNED, held
 from logitless.jax._autochunk.externs import run_as_it_is, why_not
 from logitless.jax._autochunk.lax import HANDLERS, JaxWriter, NativeWriter, swapped_product

@@ -10,6 +10,7 @@ import torch
 
 from logitless._autochunk.integers import cut_quotient, floor_quotient, turned
 from logitless._autochunk.lower import Value, Writer, rounded, rules_of
+from logitless._autochunk.remainders import floor_divided, floored
 from logitless._autochunk.softmax import settled
 from logitless.torch._autochunk.dtypes import DTYPES
 
@@ -97,6 +98,8 @@ def _div(w, out, a, b, rounding_mode=None):
         operands = value_of(w, a, out.dtype), value_of(w, b, out.dtype)
         if not out.dtype.is_floating_point:
             return (floor_quotient if rounding_mode == "floor" else cut_quotient)(w, *operands)[0]
+        if rounding_mode == "floor":
+            return _in_wide(w, out, floor_divided, *operands)
         return _truncated(w, w.map("div", operands, out.dtype))
     return w.map("div", [value_of(w, a, out.dtype), value_of(w, b, out.dtype)], out.dtype)
 
@@ -110,11 +113,17 @@ def _truncated(w, x):
     return w.map("select", [negative, _ceiling(w, x), w.map("floor", [x], x.dtype)], x.dtype)
 
 
+def _in_wide(w, out, function, a, b):
+    """Computes 16-bit operands in f32, as PyTorch does."""
+    wide = DTYPES.wide(out.dtype)
+    return w.cast(function(w, *(w.broadcast(w.cast(x, wide), out.shape) for x in (a, b))), out.dtype)
+
+
 def _check_divisor(w, out, b):
-    """Refuses the quotients, cut to a whole number, that a quotient of floats is not exact enough for: PyTorch runs them. The
-    library has those of integers, by a number that is not 0."""
+    """Refuses the quotients, cut to a whole number, that the library alone has: those of floats, and of integers by a
+    number that is not 0."""
     number = b.number if isinstance(b, Value) else b
-    if out.dtype.is_floating_point or not w.native or not number:
+    if not w.native or not (number or out.dtype.is_floating_point):
         raise w.refuse(f"quotients of {out.dtype} cut to whole numbers are PyTorch's own")
 
 
@@ -203,11 +212,14 @@ def _where(w, out, condition, a, b):
     return w.map("select", [condition, value_of(w, a, out.dtype), value_of(w, b, out.dtype)], out.dtype)
 
 
-@handles("remainder")
+@handles("remainder", "fmod")
 def _remainder(w, out, a, b):
-    """Returns a - floor(a / b) b."""
+    """Returns a - floor(a / b) b; fmod's quotient is cut toward 0."""
     _check_divisor(w, out, b)
-    return floor_quotient(w, value_of(w, a, out.dtype), value_of(w, b, out.dtype))[1]
+    operands, cut = (value_of(w, a, out.dtype), value_of(w, b, out.dtype)), w.op.startswith("aten.fmod")
+    if not out.dtype.is_floating_point:
+        return (cut_quotient if cut else floor_quotient)(w, *operands)[1]
+    return w.map("fmod", operands, out.dtype) if cut else _in_wide(w, out, floored, *operands)
 
 
 @handles("clamp", "clamp_min", "clamp_max", "hardtanh")

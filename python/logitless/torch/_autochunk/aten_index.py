@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from logitless._autochunk import segments
 from logitless._autochunk.lower import Value
 from logitless._autochunk.rows import written_rows
 from logitless.torch._autochunk.aten import axis_of, bounds_of, handles, stepped, value_of
@@ -156,9 +157,13 @@ def _scatter_add(w, out, x, dim, index, source):
 
 @handles("scatter_reduce")
 def _scatter_reduce(w, out, x, dim, index, source, reduce, include_self=True):
-    if reduce != "sum" or not include_self:
-        raise w.refuse(f"reduce={reduce!r}, include_self={include_self} has no form; expected 'sum', with itself")
-    return _scatter_add(w, out, x, dim, index, source)
+    if reduce == "sum" and include_self:
+        return _scatter_add(w, out, x, dim, index, source)
+    if not w.native or x.rank == 0:
+        raise w.refuse(f"reduce={reduce!r}, include_self={include_self} is PyTorch's own")
+    axis = _axis(w, x, dim, index)
+    source = w.slice(w.cast(source, x.dtype), axis, 0, index.shape[axis])
+    return segments.reduced(w, x, axis, index, source, reduce, include_self)
 
 
 def _wrapped(w, index, size, dim):
@@ -308,11 +313,22 @@ def _masked_scatter_backward(w, out, cotangent, mask, sizes):
 
 @handles("index_add")
 def _index_add(w, out, x, dim, index, source, alpha=1):
-    if axis_of(dim, x.rank) != 0:
-        raise w.refuse(f"dim is {dim}, expected 0")
-    w.check(index, x.shape[0], 0)
+    axis = axis_of(dim, x.rank)
+    w.check(index, x.shape[axis], axis)
     source = source if alpha == 1 else w.scaled(source, alpha)
-    return w.add(x, w.scatter_add(index, source, x.shape[0]))
+    front = [axis, *(d for d in range(x.rank) if d != axis)]
+    added = w.scatter_add(index, w.transpose(source, front), x.shape[axis])
+    return w.add(x, w.transpose(added, [front.index(d) for d in range(x.rank)]))
+
+
+@handles("index_reduce")
+def _index_reduce(w, out, x, dim, index, source, reduce, include_self=True):
+    if not w.native or x.rank == 0:
+        raise w.refuse(f"reduce={reduce!r} is PyTorch's own")
+    axis = axis_of(dim, x.rank)
+    w.check(index, x.shape[axis], axis)
+    index = w.broadcast_dims(w.reshape(index, [math.prod(index.shape)]), source.shape, [axis])
+    return segments.reduced(w, x, axis, index, w.cast(source, x.dtype), reduce, include_self)
 
 
 # --- writing slices

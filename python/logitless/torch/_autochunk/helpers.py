@@ -73,6 +73,18 @@ def _softmax_(x, dim, dtype=None):
     torch.softmax(x, dim, out=x)
     return torch.where(top.isinf(), top, top - x.amax(dim).log())
 ''',
+    "_recurrence": '''
+def _recurrence(a, b, dim):
+    """y[k] = a[k] y[k + 1] + b[k] from the last element on. Each step doubles the number of elements that count."""
+    size, step = b.shape[dim], 1
+    while step < size:
+        near, far = (0, size - step), (step, size - step)
+        ends = [x.narrow(dim, size - step, step) for x in (a, b)]
+        b = torch.cat((b.narrow(dim, *near) + a.narrow(dim, *near) * b.narrow(dim, *far), ends[1]), dim)
+        a = torch.cat((a.narrow(dim, *near) * a.narrow(dim, *far), ends[0]), dim)
+        step *= 2
+    return b
+''',
     "_pick": '''
 def _pick(x, index, axis):
     """x at index along axis; 0 where the index is outside."""

@@ -18,8 +18,10 @@ from logitless.torch._autochunk import (  # noqa: F401: they add to HANDLERS
     aten_functions,
     aten_index,
     aten_order,
+    aten_windows,
     attention,
     ctc,
+    running,
 )
 from logitless.torch._autochunk.aten import HANDLERS
 from logitless.torch._autochunk.aten_random import DRAWING

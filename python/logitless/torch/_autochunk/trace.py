@@ -30,6 +30,7 @@ from logitless.torch._autochunk.attention import OneAttention
 from logitless.torch._autochunk.ctc import OneCtc
 from logitless.torch._autochunk.masked import MaskedRows, MaskRefused, check_outputs
 from logitless.torch._autochunk.one_hot import OneHot
+from logitless.torch._autochunk.running import OneCumprod
 from logitless.torch._autochunk.locations import Locations, location_of
 from logitless.torch._autochunk.writes import Writes
 
@@ -139,7 +140,8 @@ def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> t
     locations = Locations(around.transformed)
     try:
         # Attention outside of OneAttention uses the math backend, since PyTorch's fused kernels have no decomposition.
-        with locations, sdpa_kernel(SDPBackend.MATH), OneAttention(), OneCtc(), OneHot(), Writes(), MaskedRows():
+        modes = OneAttention(), OneCtc(), OneHot(), OneCumprod(), Writes(), MaskedRows()
+        with locations, sdpa_kernel(SDPBackend.MATH), _within(modes):
             return make_fx(function, decomposition_table=_decompositions())(*inputs)
     except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException) as error:
         op = getattr(error, "func", None) or (error.args[0] if error.args else "an operation")
@@ -162,6 +164,14 @@ def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> t
         if "Generator" not in str(error):
             raise
         raise Unsupported(_OWN_GENERATOR) from error
+
+
+@contextlib.contextmanager
+def _within(modes: Sequence[contextlib.AbstractContextManager]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
+        yield
 
 
 def _at(locations: Locations) -> str:
