@@ -21,7 +21,7 @@ from ._autochunk.transforms import requires_grad
 from ._portable_products import has_wide_products, wide_product
 from ._portable_tokens import Tokens, may_count
 from ._precision import autocast_dtype
-from .autograd import Function, multiplied, refuse_second_derivatives, scaled, transformed
+from .autograd import Function, check_backward, multiplied, scaled, transformed
 
 FORMULAS: dict[str, Callable[..., Any]] = {}  # by name, of (given, *form)
 OF_VOCAB: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {}  # a formula's argument [V], of rows of weight
@@ -311,7 +311,7 @@ class _Chunked(Function):
     @staticmethod
     def backward(ctx, cotangent, *others):
         if not ctx.tracing:
-            refuse_second_derivatives()
+            check_backward(cotangent)
         call = ctx.call
         if cotangent is None:
             gradients = [None] * len(call.wanted)

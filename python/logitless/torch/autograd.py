@@ -66,10 +66,22 @@ def multiplied(gradients, d_loss: Tensor, dtypes):
     return [(g.to(d_loss.dtype) * d_loss).to(dtype) for g, dtype in zip(gradients, dtypes)]
 
 
-def refuse_second_derivatives() -> None:
-    """Raises under create_graph=True: only then does an eager backward record gradients."""
+def is_batch(gradient: Optional[Tensor]) -> bool:
+    """Returns whether vmap runs the backward that has this upstream gradient, as with is_grads_batched=True."""
+    functorch = torch._C._functorch
+    return gradient is not None and (functorch.is_batchedtensor(gradient) or functorch.is_legacy_batchedtensor(gradient))
+
+
+def check_backward(*upstream: Optional[Tensor]) -> None:
+    """Raises for what an eager backward has no rule for, given its upstream gradients. Only under create_graph=True does
+    it record gradients. Batches of vmap have no memory of their own."""
     if torch.is_grad_enabled():
         raise NotImplementedError("logitless: second derivatives (create_graph=True) are not supported")
+    if any(map(is_batch, upstream)):
+        raise NotImplementedError(
+            "logitless: batches of upstream gradients (is_grads_batched=True, jacobian(vectorize=True)) are not supported; "
+            "expected torch.func.jacrev, or torch.vmap around the forward too"
+        )
 
 
 def needed(gradients, needs: int) -> tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
@@ -140,7 +152,7 @@ class CrossEntropy(Function):
     def backward(ctx, d_loss, d_lse, d_argmax, *d_gradients):
         form = ctx.form
         if form.way == EAGER:
-            refuse_second_derivatives()
+            check_backward(d_loss)
         else:
             Function.refuse(d_gradients)
         if d_lse is not None:
@@ -173,7 +185,7 @@ class RepeatedCrossEntropy(Function):
 
     @staticmethod
     def backward(ctx, d_loss):
-        refuse_second_derivatives()
+        check_backward(d_loss)
         if d_loss is None:
             return None, None, None, None, None
         seen = ctx.seen
@@ -200,7 +212,7 @@ class Head(Function):
     def backward(ctx, d_log_prob, d_entropy, d_lse, d_argmax):
         form = ctx.form
         if form.way == EAGER:
-            refuse_second_derivatives()
+            check_backward(d_log_prob, d_entropy, d_lse)
         if (d_log_prob is None and d_entropy is None and d_lse is None) or not form.needs:
             return None, None, None, None, None
         inputs = *ctx.saved_tensors, d_log_prob, d_entropy, d_lse, form

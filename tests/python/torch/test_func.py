@@ -56,6 +56,9 @@ def test_refused_by_name(name):
         jvp(lambda w: OURS[name](w, X, Y), (W,), (W,))
     with pytest.raises(NotImplementedError, match="second derivatives"):
         grad(lambda w: grad(OURS[name])(w, X, Y).square().sum())(W)
+    weight = W.clone().requires_grad_()
+    with pytest.raises(NotImplementedError, match="batches of upstream gradients .*is_grads_batched"):
+        torch.autograd.grad(OURS[name](weight, X, Y), weight, torch.ones(2), is_grads_batched=True)
 
 
 @pytest.mark.parametrize("output", range(3))

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..autograd import is_batch
 from ..loss import linear_cross_entropy, linear_logprobs
 from ._form import Form
 from ._gradient import LazyGradient, refuse_spread_derivatives
@@ -37,11 +38,6 @@ def _open(x) -> bool:
 
 def _has(x, vocab: int, log: bool) -> bool:
     return _open(x) and x._form.vocab == vocab and x._form.log == log
-
-
-def _is_batch(gradient: Tensor) -> bool:
-    """Returns whether vmap runs the backward, as with is_grads_batched."""
-    return torch._C._functorch.is_batchedtensor(gradient) or torch._C._functorch.is_legacy_batchedtensor(gradient)
 
 
 class _Fused(torch.autograd.Function):
@@ -76,7 +72,7 @@ class _Fused(torch.autograd.Function):
                 f"LazyLogits {list(ctx.x.shape)} is at version {ctx.x._version}; expected version {ctx.version} instead"
             )
         # create_graph, and batches of upstream gradients, use the derivatives of real logits.
-        if torch.is_grad_enabled() or _is_batch(upstream):
+        if torch.is_grad_enabled() or is_batch(upstream):
             refuse_spread_derivatives(form.spread)
             if ctx.x._version != ctx.version:
                 raise RuntimeError("LazyLogits: modified in place since the loss that create_graph=True differentiates again")

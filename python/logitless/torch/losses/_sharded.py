@@ -20,7 +20,7 @@ from ..._losses.head import divisor_of
 from ..._losses.options import Head, choice, number
 from .. import _chunks, _xp as xp, dtensor
 from .._arguments import Arguments, named
-from ..autograd import refuse_second_derivatives
+from ..autograd import check_backward
 from ..dtensor import Spread, local_arguments, spread_of
 from ..groups import group_of, raise_on_all_ranks, together
 from ..loss import linear_cross_entropy
@@ -73,7 +73,7 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, cotangent: Tensor):
-        refuse_second_derivatives()
+        check_backward(cotangent)
         cotangent = ctx.ranks.gathered(cotangent.contiguous())
         made = _gradients(ctx.call, ctx.given, ctx.saved_tensors, cotangent, ctx.ranks)
         return None, *(made.get(name) for name in ctx.call.names)
