@@ -6,6 +6,7 @@ import contextlib
 import math
 import sys
 import threading
+import types
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -167,6 +168,19 @@ def make(kind: type[ChunkedFunction], fn, memory_budget, chunks, gradients, stri
         return kind(function, limits, gradients, unsupported)
 
     return chunked if fn is None else chunked(fn)
+
+
+def check_constants(
+    outputs: Sequence, leaves: Callable[[Any], Sequence], traced: Callable[[Any], bool], expected: str
+) -> None:
+    """Checks that outputs that are no tensors hold no tensors of the trace. leaves: of a tree. traced: whether a leaf is
+    such a tensor. expected: the outputs that are known, for the error."""
+    for output in outputs:
+        held = list(output) if isinstance(output, (set, frozenset)) else dict(getattr(output, "__dict__", {}))
+        if isinstance(output, types.GeneratorType) or any(map(traced, leaves(held))):
+            raise Unsupported(
+                f"autochunk: the function returns a {type(output).__name__}, whose contents are no outputs; expected {expected}"
+            )
 
 
 def put(values: list, positions: Sequence[int], given: Sequence) -> list:

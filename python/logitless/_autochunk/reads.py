@@ -24,10 +24,15 @@ _MAKERS = ("logitless", "torch", "jax", "numpy", "namedtuple_", "dataclasses")  
 _missing = object()
 
 
+def number(value: Any) -> Any:
+    """Returns a key of a constant that tells 0.0 from -0.0, and is the same for every NaN."""
+    return value if not isinstance(value, (float, np.floating)) or (value == value and value != 0.0) else repr(value)
+
+
 def _frozen(value: Any) -> Any:
     """Returns a key of a value: numbers and texts compare by value, everything else by identity."""
     if isinstance(value, _PLAIN):
-        return type(value), value if value == value else repr(value)
+        return type(value), number(value)
     if isinstance(value, np.ndarray) and value.size <= _MOST:
         return np.ndarray, str(value.dtype), value.shape, value.tobytes()
     if type(value) in (tuple, list, set, frozenset) and len(value) <= _MOST:
@@ -41,7 +46,7 @@ def _frozen(value: Any) -> Any:
 
 def _element(value: Any) -> Any:
     if isinstance(value, _PLAIN):
-        return type(value), value if value == value else repr(value)
+        return type(value), number(value)
     return tuple(map(_element, value)) if type(value) is tuple and len(value) <= _MOST else id(value)
 
 

@@ -1,6 +1,8 @@
 """First calls of autochunked functions inside JAX's transformations and inside other chunked functions; calls without
 rows; release of plans; lines that messages name."""
 
+import functools
+import math
 import re
 
 import jax
@@ -101,3 +103,39 @@ def test_the_lines_that_messages_name():
         autochunk(branching)(jnp.ones((3, 4)))
     text = autochunk(z_loss, memory_budget="1KiB").explain(*arguments())
     assert re.search(r"\n  test_jax_autochunk_calls\.py:\d+: .*: \w+ %\w+ f32\[[\d, ]+\]: along dimension", text)
+
+
+class Output:
+    def __init__(self, loss):
+        self.loss = loss
+
+
+def test_outputs_and_effects_that_are_refused():
+    x = jnp.ones((3, 4))
+    with pytest.raises(Unsupported, match="returns a Output, whose contents are no outputs"):
+        autochunk(lambda x: (x.sum(), Output(x.max())))(x)
+    assert autochunk(lambda x: (x.sum(), Output(3)))(x)[1].loss == 3
+    with pytest.raises(Unsupported, match="needs the values of an array"):
+        autochunk(lambda x: x.sum() * np.asarray(x).max())(x)
+
+    def printing(x):
+        jax.debug.print("{}", x.sum())
+        return x.sum()
+
+    with pytest.raises(Unsupported, match=r"test_jax_autochunk_calls\.py:\d+: .*has effects, Debug"):
+        autochunk(printing)(x)
+
+
+def test_methods_and_constants_that_compare_alike():
+    class Model:
+        @autochunk(chunks=3)
+        def loss(self, *args):
+            return z_loss(*args)
+
+        unbound = autochunk(functools.partial(z_loss), chunks=3)
+
+    model, args = Model(), arguments()
+    check_same((model.loss(*args), model.unbound(*args)), (z_loss(*args), z_loss(*args)))
+    assert "3 chunks" in model.loss.explain(*args) and model.loss.source(*args)
+    signed = autochunk(lambda x, zero: x.sum() * math.copysign(1.0, zero))
+    assert signed(jnp.ones(3), 0.0) == -signed(jnp.ones(3), -0.0)

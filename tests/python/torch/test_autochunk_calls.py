@@ -1,6 +1,14 @@
 """First calls of autochunked functions inside PyTorch's checkpoints, torch.func, modes and other chunked functions;
 calls without rows; release of plans; lines that messages name."""
 
+import copy
+import functools
+import gc
+import math
+import pickle
+import threading
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -116,6 +124,14 @@ def test_what_transforms_have_no_rule_for(fn, executor):
         torch.func.grad(lambda w: cold(lambda h: fn(h, w, target), executor)(hidden).sum())(weight)
     with pytest.raises(ValueError, match=r"closes over a tensor \[2, 6, 4\] that a transform of torch.func"):
         torch.func.vmap(lambda h: cold(lambda w: fn(h, w, target), executor)(weight))(random(2, 6, DIM))
+    leaf = hidden.clone().requires_grad_()
+    made = chunked(leaf, weight, target)
+    several = torch.stack([torch.ones_like(made), made.detach()])
+    with pytest.raises(NotImplementedError, match="batches of upstream gradients .*is_grads_batched"):
+        torch.autograd.grad(made, leaf, several, is_grads_batched=True, retain_graph=True)
+    one_by_one = torch.stack([torch.autograd.grad(fn(leaf, weight, target), leaf, upstream)[0] for upstream in several])
+    of_all = torch.func.vmap(lambda upstream: torch.autograd.grad(made, leaf, upstream, retain_graph=True)[0])(several)
+    torch.testing.assert_close(of_all, one_by_one)
 
 
 @executors
@@ -151,10 +167,10 @@ def test_the_state_of_modules():
     tied.register_module("missing", None)
     modules = {"first": tied, "second": torch.nn.Sequential(shared, shared).eval(), "third": tied.norm}
     shim = Shim(lambda: None, modules)
-    state, training = state_of(modules)
+    state, (_, *called) = state_of(modules)
     expected = {**dict(shim.named_parameters()), **dict(shim.named_buffers())}
     assert list(state) == list(expected) and all(state[name] is expected[name] for name in expected)
-    assert training == tuple(m.training for m in shim.modules())[1:]
+    assert [training for training, *_ in called] == [m.training for m in shim.modules()][1:]
 
 
 class Doubled(torch.nn.Module):
@@ -181,6 +197,10 @@ def test_what_changes_in_a_module(executor):
         lambda m: m.eval(),
         lambda m: m[0].weight.requires_grad_(False),
         lambda m: m.append(torch.nn.GELU()),
+        lambda m: m[0].register_forward_hook(lambda _, inputs, output: 3 * output),
+        lambda m: m[0]._forward_hooks.clear(),
+        lambda m: m[0].register_full_backward_hook(lambda _, d_inputs, d_outputs: tuple(2 * d for d in d_inputs)),
+        lambda m: setattr(m[2], "forward", torch.tanh),
     ]
     for change in changes:
         change(layer)
@@ -201,6 +221,114 @@ def test_modes(executor):
         torch.testing.assert_close(made, expected)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t):
         cold(z_loss, executor)(hidden, weight, target).backward()
+    wanted = weight.grad.clone()
+    with torch.autograd.set_detect_anomaly(True):
+        cold(z_loss, executor)(hidden, weight, target).backward()
+        assert torch.is_anomaly_enabled()
+    torch.testing.assert_close(weight.grad, 2 * wanted)
+
+
+def test_first_calls_on_several_threads():
+    """torch.fx, which traces, is not made for it."""
+    chunked, made = cold(z_loss, "auto"), {}
+
+    def call(rows):
+        made[rows] = backward(chunked, arguments(rows))
+
+    threads = [threading.Thread(target=call, args=(ROWS + k % 3,)) for k in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rows in range(ROWS, ROWS + 3):
+        check_same(made[rows], backward(z_loss, arguments(rows)))
+
+
+class Scored(torch.nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.head, self.scale = torch.nn.Linear(DIM, VOCAB, dtype=torch.float64), scale
+
+    def plain(self, hidden, target):
+        return F.cross_entropy(self.scale * self.head(hidden), target)
+
+    loss = autochunk(plain, chunks=3)
+    unbound = autochunk(functools.partial(z_loss), chunks=3)
+
+    @classmethod
+    @autochunk(chunks=3)
+    def of_class(cls, hidden, weight, target):
+        return z_loss(hidden, weight, target)
+
+
+class Twice(Scored):
+    @autochunk(chunks=3)
+    def loss(self, hidden, target):
+        return 2 * super().loss(hidden, target)
+
+
+def test_decorated_methods():
+    hidden, weight, target = arguments()
+
+    def check(module, factor=1.0):
+        made, expected = module.loss(hidden, target), factor * module.plain(hidden, target)
+        check_same(*((t, *torch.autograd.grad(t, list(module.parameters()))) for t in (made, expected)))
+
+    first, second = Scored(1.0).to(DEVICE), Scored(2.0).to(DEVICE)
+    check(first)
+    check(second)
+    check(Twice(3.0).to(DEVICE), 2.0)
+    assert first.loss is first.loss and first.loss is not second.loss and "in 3 chunks" in first.loss.explain()
+    for copied in (copy.deepcopy(first), pickle.loads(pickle.dumps(first)), copy.copy(first)):
+        copied.scale = 4.0
+        check(copied)
+    check(first)
+    for chunked in (first.unbound, Scored.of_class):
+        torch.testing.assert_close(chunked(hidden, weight, target), z_loss(hidden, weight, target))
+    gone = weakref.ref(second)
+    del second
+    gc.collect()
+    assert gone() is None
+
+    class Slotted:
+        __slots__ = ()
+        loss = Scored.loss
+
+    with pytest.raises(TypeError, match="a method of Slotted, which has no __dict__"):
+        Slotted().loss(hidden, target)
+
+
+def test_constants_and_settings_that_compare_alike():
+    chunked = cold(lambda x, zero: torch.ones(3, device=DEVICE).sum() * (x.double() * math.copysign(1.0, zero)).sum(), "auto")
+    x = random(ROWS, DIM).float()
+    assert chunked(x, 0.0) == -chunked(x, -0.0)
+    ones = cold(lambda x: x + torch.ones(DIM, device=DEVICE), "auto")
+    before = torch.get_default_dtype()
+    assert ones(x).dtype is torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert ones(x).dtype is torch.float64
+    finally:
+        torch.set_default_dtype(before)
+
+
+class Output:
+    def __init__(self, loss):
+        self.loss = loss
+
+
+def test_outputs_and_inputs_that_are_refused():
+    hidden, weight, target = arguments()
+    for wrapped, kind in ((Output, "Output"), (lambda t: {t}, "set"), (lambda t: (x for x in [t]), "generator")):
+        with pytest.raises(Unsupported, match=f"returns a {kind}, whose contents are no outputs"):
+            autochunk(lambda *args: (z_loss(*args), wrapped(args[0].sum())))(hidden, weight, target)
+        with pytest.warns(UserWarning, match="runs unchunked"):
+            autochunk(lambda *args: (z_loss(*args), wrapped(args[0].sum())), unsupported="run")(hidden, weight, target)
+    assert autochunk(lambda *args: (z_loss(*args), Output(3)))(hidden, weight, target)[1].loss == 3
+    with pytest.raises(Unsupported, match=r"test_autochunk_calls\.py:\d+: .*Tensor.numpy\(\) needs the values"):
+        autochunk(lambda x: x.sum() * float(x.detach().numpy().max()))(hidden)
+    with pytest.raises(Unsupported, match="a sparse_coo tensor among the arguments"):
+        autochunk(lambda x: (x @ hidden).sum())(torch.eye(ROWS, dtype=torch.float64, device=DEVICE).to_sparse())
 
 
 @executors

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +29,12 @@ from logitless._autochunk.function import (
     tracing,
     warn_missed,
 )
+from logitless._autochunk.methods import binds
 from logitless._autochunk.native import multiplies_fp32
 from logitless._autochunk.names import leaf_names, unique
 from logitless._autochunk.options import AUTO, EXECUTORS, Limits, Unsupported
 from logitless._autochunk.plan import Compiled, compile_text
-from logitless._autochunk.reads import Read, Reads
+from logitless._autochunk.reads import Read, Reads, number
 from logitless._autochunk.text import load
 from logitless.jax import _arguments, _ffi
 from logitless.jax._autochunk import native
@@ -336,6 +338,10 @@ class Call:
         return Plan(self, limits, forward, backward, False, wanted, of_cotangents)
 
 
+# The settings of JAX that a trace depends on.
+_SETTINGS = "enable_x64", "default_matmul_precision", "numpy_dtype_promotion", "default_prng_impl", "threefry_partitionable"
+
+
 class AutoChunked(ChunkedFunction[P, R]):
     """The return type of ``autochunk``: callable like the function, with ``explain`` and ``source``."""
 
@@ -346,7 +352,7 @@ class AutoChunked(ChunkedFunction[P, R]):
         functools.update_wrapper(self, function)
 
     def __get__(self, instance, owner=None):
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None or not binds(self._function) else Bound(self, instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_tracing():  # inside another chunked function, whose options apply
@@ -377,9 +383,9 @@ class AutoChunked(ChunkedFunction[P, R]):
         constants = [None if i in places else leaf for i, leaf in enumerate(leaves)]
         types = tuple((a.shape, jnp.dtype(a.dtype) if floating(a.dtype) else a.dtype, _weak(a)) for a in arrays)
         config = jax.config
-        settings = config.jax_enable_x64, config.jax_default_matmul_precision, config.jax_numpy_dtype_promotion
+        settings = tuple(getattr(config, f"jax_{name}") for name in _SETTINGS)
         axes = _ffi.axes_of(*(a for a in arrays if isinstance(a, jax.Array)))
-        key = (tree, types, axes, tuple(places), tuple((type(c), c) for c in constants), settings)
+        key = (tree, types, axes, tuple(places), tuple((type(c), number(c)) for c in constants), settings)
         call = self._known(key, "arrays")
         if call is not None:
             return call, arrays
@@ -402,6 +408,31 @@ class AutoChunked(ChunkedFunction[P, R]):
             call.reads = found
         self._made.keep(key, call, found)
         return call, arrays
+
+
+class Bound:
+    """A decorated method of an instance, which is the first argument of the chunked function."""
+
+    def __init__(self, chunked: AutoChunked, instance):
+        functools.update_wrapper(self, chunked)
+        self._given = chunked, instance
+
+    def __call__(self, *args, **kwargs):
+        chunked, instance = self._given
+        return chunked(instance, *args, **kwargs)
+
+    def __reduce__(self):
+        return type(self), self._given
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """Reports as ``AutoChunked.explain`` does."""
+        chunked, instance = self._given
+        return chunked.explain(*((instance, *args) if args or kwargs else ()), **kwargs)
+
+    def source(self, *args: Any, **kwargs: Any) -> str:
+        """Returns what ``AutoChunked.source`` does."""
+        chunked, instance = self._given
+        return chunked.source(*((instance, *args) if args or kwargs else ()), **kwargs)
 
 
 def _rounded(plan: Plan) -> str:

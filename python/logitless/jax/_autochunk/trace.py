@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from logitless._autochunk.function import tracing
+from logitless._autochunk.function import check_constants, tracing
 from logitless._autochunk.options import Unsupported
 from logitless.jax._autochunk.locations import location_of, location_of_error
 
@@ -35,6 +35,13 @@ _CALLS = {
 }
 
 
+_EFFECTS = {"debug_callback", "debug_print", "io_callback"}
+_OUTPUTS = "arrays in pytrees; jax.tree_util registers a class as one"
+_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+)
 _ROUNDS = 64  # the longest scan that is unrolled
 
 
@@ -241,11 +248,22 @@ def key_words(program: Program, key: Ref, given: dict[Ref, jax.Array]) -> jax.Ar
     return jax.lax.bitcast_convert_type(jax.random.key_data(values[key]), jnp.int32)
 
 
+def _refuse_effects(equations: Sequence[Equation]) -> None:
+    """Raises for what acts outside of the program: nothing reads its results, so it would be left out."""
+    for e in equations:
+        if e.primitive in _EFFECTS and e.effects:
+            location = f"{e.location}: " if e.location else ""
+            raise Unsupported(
+                f"autochunk: {location}{e.primitive} has effects, {', '.join(map(str, e.effects))}, which no tensor program has; "
+                "expected it outside of the function"
+            )
+
+
 def _flat(function: Callable, inputs: Sequence[jax.ShapeDtypeStruct]) -> Program:
     try:
         with tracing():
             closed = jax.make_jaxpr(function)(*inputs)
-    except (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError) as error:
+    except _VALUES as error:
         location = location_of_error(error)
         raise Unsupported(
             f"autochunk: {location}the function needs the values of an array (a shape or a branch depends on them); only shapes "
@@ -254,6 +272,7 @@ def _flat(function: Callable, inputs: Sequence[jax.ShapeDtypeStruct]) -> Program
     flattener = _Flattener()
     given = [Ref(tuple(t.shape), _dtype(t)) for t in inputs]
     outputs = flattener.run(closed.jaxpr, closed.consts, given)
+    _refuse_effects(flattener.equations)
     equations, keys = _without_keys(flattener.equations)
     return Program(given, equations, outputs, flattener.captured, keys)
 
@@ -276,6 +295,8 @@ def trace(function: Callable, inputs: Sequence[jax.ShapeDtypeStruct]) -> Traced:
 
     def arrays(*given):
         leaves, found["tree"] = jax.tree.flatten(function(*given))
+        constants = [leaf for leaf in leaves if not is_array(leaf)]
+        check_constants(constants, jax.tree.leaves, lambda leaf: isinstance(leaf, jax.core.Tracer), _OUTPUTS)
         found["constants"] = [ARRAY if is_array(leaf) else leaf for leaf in leaves]
         return [leaf for leaf in leaves if is_array(leaf)]
 

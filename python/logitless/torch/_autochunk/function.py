@@ -28,25 +28,28 @@ from logitless._autochunk.function import (
     put,
     warn_missed,
 )
+from logitless._autochunk.methods import binds
 from logitless._autochunk.names import leaf_names, numbered, unique
 from logitless._autochunk.options import AUTO, EXECUTORS, Limits, Unsupported
 from logitless._autochunk.externs import Call
 from logitless._autochunk.native import multiplies_fp32, program
 from logitless._autochunk.parse import parse
 from logitless._autochunk.plan import Compiled, compile_text
-from logitless._autochunk.reads import Read, Reads
+from logitless._autochunk.reads import Read, Reads, number
 from logitless._autochunk.text import load
 from logitless._compiler import Program
 from logitless.torch import autograd
 from logitless.torch._autochunk import native, transforms
+from logitless.torch._autochunk.arguments import check_tensors, leaves_of
 from logitless.torch._autochunk.attention import slow_on_gpu
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.memory import eager_bytes, peak_bytes
+from logitless.torch._autochunk.methods import bound
 from logitless.torch._autochunk.modules import Shim, modules_of, state_of
 from logitless.torch._autochunk.program import drawing, kept_products, to_text
 from logitless.torch._autochunk.source import to_source
 from logitless.torch._autochunk.transforms import SECOND
-from logitless.torch._autochunk.trace import TENSOR, Around, Traced, alone, trace
+from logitless.torch._autochunk.trace import TENSOR, Around, Traced, alone, one_at_a_time, trace
 from logitless.torch._autochunk.watched import Watched, runs
 
 
@@ -155,8 +158,13 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx, *cotangents):
         if torch.is_grad_enabled():  # backward is recorded only under create_graph=True
             raise NotImplementedError(SECOND)
+        if not transforms.active():
+            autograd.check_backward(*cotangents)
         plan = ctx.plan
         wanted = [t for t, yes in zip(cotangents, plan.traced.differentiable) if yes]
+        if transforms.active():  # vmap runs this backward: one upstream gradient after another
+            gradients = iter(transforms.gradients(plan, ctx.saved_tensors, wanted))
+            return (None, *(next(gradients) if has else None for has in plan.has_grad))
         # The library writes each result into its own memory. PyTorch's operations may return their inputs.
         gradients = iter(plan.gradients(ctx.saved_tensors, wanted, owned=plan.limits.native))
         return (None, *(next(gradients) if has else None for has in plan.has_grad))
@@ -404,14 +412,24 @@ class AutoChunked(ChunkedFunction[P, R]):
     """The return type of ``autochunk``: callable like the function, with ``explain`` and ``source``."""
 
     executors = (AUTO, *EXECUTORS)
+    bound_from: AutoChunked | None = None  # for a method of an instance: the decorated function
 
     def __init__(self, function: Callable[P, R], limits: Limits, gradients: str, unsupported: str):
         super().__init__(function, limits, gradients, unsupported)
         if not isinstance(function, torch.nn.Module):
             functools.update_wrapper(self, function)
         self._used = modules_of(function)
+        self._binds = binds(function)
         self._key = str(next(_keys))
         _functions[self._key] = self
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None or not self._binds else bound(self, instance)
+
+    def __reduce__(self):
+        if self.bound_from is not None:
+            return self.bound_from.__get__, (self._function.__self__,)
+        return super().__reduce__()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self.limits.native and torch.compiler.is_dynamo_compiling():
@@ -469,15 +487,15 @@ class AutoChunked(ChunkedFunction[P, R]):
         """Returns the plan, or why there is none, and the tensors. given_state: a tracer's tensors in place of
         parameters and buffers."""
         modules = modules_of(self._function)
-        state, training = state_of(modules)
+        state, called = state_of(modules)
         traced = given_state is not None
         if traced:
             state = {name: given_state[name] for name in state}
-        leaves, structure = _leaves_of(args, kwargs)
+        leaves, structure = leaves_of(args, kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] + list(state.values())
         if not tensors:
             raise ValueError("autochunk: expected a tensor among the arguments, got none")
-        _check(tensors, traced)
+        check_tensors(tensors, traced)
         device = tensors[0].device
         if self.limits.native:
             native.check_device(device)
@@ -488,16 +506,20 @@ class AutoChunked(ChunkedFunction[P, R]):
             structure,
             grad,
             tuple([(t.dtype, layout, t.device, need) for t, layout, need in zip(tensors, layouts, needs)]),
-            tuple([TENSOR if isinstance(leaf, torch.Tensor) else (type(leaf), leaf) for leaf in leaves]),
-            training,
+            tuple([TENSOR if isinstance(leaf, torch.Tensor) else (type(leaf), number(leaf)) for leaf in leaves]),
+            called,
             torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type),
             self.limits.auto and native.has_tf32(device),
             traced,
+            torch.get_default_dtype(),
         )
         plan = self._known(key, "tensors")
         if plan is None:
-            plan, reads = self._made_for(args, kwargs, modules, state, tensors, needs)
-            self._made.keep(key, plan, reads)
+            with one_at_a_time():
+                plan = self._known(key, "tensors")  # another thread may have made it meanwhile
+                if plan is None:
+                    plan, reads = self._made_for(args, kwargs, modules, state, tensors, needs)
+                    self._made.keep(key, plan, reads)
         return plan, tensors
 
     def _made_for(self, args, kwargs, modules, state, tensors, needs) -> tuple[Plan | str, list[Read]]:
@@ -533,19 +555,6 @@ class AutoChunked(ChunkedFunction[P, R]):
         return plan, reads.all()
 
 
-# Arguments of these types are leaves of a call. Flattening others takes as long as launching several kernels.
-_LEAVES = frozenset((*native.PLAIN, bool, int, float, str, type(None), torch.dtype, torch.device))
-
-
-def _leaves_of(args: tuple, kwargs: dict) -> tuple[list, tuple]:
-    """Returns the leaves of a call's arguments, in pytree's order, and a key of how they are nested."""
-    leaves = [*args, *kwargs.values()]
-    if _LEAVES.issuperset(map(type, leaves)):
-        return leaves, (len(args), *kwargs)
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    return leaves, (str(spec),)
-
-
 def outputs_of(plan: Plan, tensors: Sequence[torch.Tensor]):
     """Runs the plan and returns the function's outputs."""
     if plan.seed:
@@ -579,11 +588,3 @@ def _fakes(tensors: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.Tenso
         return [
             torch.empty_strided(shape, strides, dtype=t.dtype, device=t.device) for shape, strides, t in tensors
         ]
-
-
-def _check(tensors: Sequence[torch.Tensor], traced: bool) -> None:
-    for t in tensors:
-        if not traced and type(t) not in native.PLAIN:
-            raise Unsupported(f"autochunk: a {type(t).__name__} among the arguments; expected plain tensors")
-        if t.device != tensors[0].device:
-            raise ValueError(f"autochunk: expected tensors of one device, got {tensors[0].device} and {t.device}")

@@ -6,6 +6,39 @@ import inspect
 from collections.abc import Callable
 
 import torch
+from torch.nn.modules import module as of_all_modules
+
+_HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
+_EVERYWHERE = [getattr(of_all_modules, f"_global{name}") for name in _HOOKS]
+
+
+class _Same:
+    """A key that equals that of the same object alone, which it keeps alive."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self):
+        return id(self.value)
+
+
+def _hooks(tables) -> tuple[_Same, ...]:
+    return tuple([_Same(hook) for table in tables for hook in table.values()])
+
+
+def _called(module: torch.nn.Module) -> tuple:
+    """Returns a key of what a call of a module runs, besides its children: whether it is in training, its forward and its
+    hooks."""
+    own = module.__dict__
+    key = module.training, type(module).forward
+    if "forward" in own:
+        key = *key, _Same(own["forward"])
+    if not (own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]):
+        return key  # as of nearly all modules
+    return *key, *_hooks([own[name] for name in _HOOKS])
 
 
 def modules_of(function: Callable) -> dict[str, torch.nn.Module]:
@@ -29,26 +62,27 @@ def modules_of(function: Callable) -> dict[str, torch.nn.Module]:
     return {name: m for name, m in found.items() if isinstance(m, torch.nn.Module)}
 
 
-def state_of(modules: dict[str, torch.nn.Module]) -> tuple[dict[str, torch.Tensor], tuple[bool, ...]]:
-    """Returns parameters, then buffers, by their names in a ``Shim`` of these modules, and whether each module is in
-    training. As in PyTorch, modules and tensors that stand in several places have the name of the first. This takes a
-    ninth of the time of making the Shim and asking it."""
+def state_of(modules: dict[str, torch.nn.Module]) -> tuple[dict[str, torch.Tensor], tuple]:
+    """Returns parameters, then buffers, by their names in a ``Shim`` of these modules, and a key of what calls of these
+    modules run: hooks and functions may be replaced, and modules may change to training. As in PyTorch, modules and
+    tensors that stand in several places have the name of the first. This takes a fraction of the time of making the Shim
+    and asking it."""
     parameters: dict[int, tuple[str, torch.Tensor]] = {}
     buffers: dict[int, tuple[str, torch.Tensor]] = {}
-    training, seen = [], set()
+    called, seen = [_hooks(_EVERYWHERE)] if modules else [], set()
     work = [*modules.items()][::-1]  # the next one last
     while work:
         prefix, module = work.pop()
         if module is None or module in seen:
             continue
         seen.add(module)
-        training.append(module.training)
+        called.append(_called(module))
         for found, tensors in ((parameters, module._parameters), (buffers, module._buffers)):
             for name, t in tensors.items():
                 if t is not None:
                     found.setdefault(id(t), (f"{prefix}.{name}", t))
         work += [(f"{prefix}.{name}", child) for name, child in [*module._modules.items()][::-1]]
-    return dict((*parameters.values(), *buffers.values())), tuple(training)
+    return dict((*parameters.values(), *buffers.values())), tuple(called)
 
 
 class Shim(torch.nn.Module):

@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
-from logitless._autochunk.function import tracing
+from logitless._autochunk.function import check_constants, tracing
 from logitless._autochunk.options import Unsupported
 from logitless.torch._autochunk.attention import OneAttention
 from logitless.torch._autochunk.ctc import OneCtc
@@ -54,6 +54,15 @@ _INSTEAD = {
     "masked_select": "expected torch.where(mask, x, 0)",
     "_unique2": "expected a sort",
     "_local_scalar_dense": "expected torch.where in the place of a branch or of item()",
+}
+
+
+_OUTPUTS = "tensors in tuples, lists and dicts, or a class that torch.utils._pytree knows (register_dataclass)"
+
+# Errors of PyTorch that a trace causes, by a part of their text.
+_ADVICE = {
+    ".numpy() is not supported": "Tensor.numpy() needs the values of a tensor; only shapes are known when a function is traced",
+    "When use_reentrant=True": "a checkpoint with use_reentrant=True has no form here; expected use_reentrant=False",
 }
 
 
@@ -119,18 +128,29 @@ class Around(NamedTuple):
     transformed: bool  # a transform of torch.func is active
 
 
+def one_at_a_time() -> contextlib.AbstractContextManager:
+    """Returns the lock of torch.compile, which this thread may hold already. ``torch.fx`` replaces global functions while
+    it traces, so two threads must not trace at once."""
+    from torch._dynamo.convert_frame import compile_lock  # slow to import
+
+    return compile_lock
+
+
 @contextlib.contextmanager
 def alone() -> Iterator[Around]:
     """Isolates a trace from the caller's context: transforms, modes, a tracer's state, and hooks of saved tensors
     (checkpoints count them)."""
     around = Around(torch.is_grad_enabled(), peek_interpreter_stack() is not None)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(one_at_a_time())
         stack.enter_context(tracing())
         stack.enter_context(_no_transforms())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch._guards.tracing(None))
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
+        if torch.is_anomaly_enabled():  # it reads the gradients' values
+            stack.enter_context(torch.autograd.set_detect_anomaly(False))
         if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_same, _same))
         yield around
@@ -158,6 +178,11 @@ def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> t
             f"autochunk: {at}{op} needs the values of a tensor (a shape or a branch depends on them); only shapes are "
             f"known when a function is traced{instead}"
         ) from error
+    except RuntimeError as error:
+        instead = next((text for name, text in _ADVICE.items() if name in str(error)), None)
+        if instead is None:
+            raise
+        raise Unsupported(f"autochunk: {_at(locations)}{instead}") from error
     except MaskRefused as error:
         raise Unsupported(f"autochunk: {_at(locations)}{error}") from error
     except NotImplementedError as error:  # PyTorch before 2.13 has no generator in a graph
@@ -227,6 +252,8 @@ def trace(
         with torch.enable_grad():
             flat, spec = pytree.tree_flatten(function(*leaves))
         check_outputs(flat)
+        constants = [o for o in flat if not isinstance(o, (torch.Tensor, torch.nn.Module))]
+        check_constants(constants, pytree.tree_leaves, lambda leaf: isinstance(leaf, FakeTensor), _OUTPUTS)
         found["spec"] = spec
         found["constants"] = [TENSOR if isinstance(o, torch.Tensor) else o for o in flat]
         return leaves, [o for o in flat if isinstance(o, torch.Tensor)]

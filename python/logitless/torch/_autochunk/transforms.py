@@ -96,12 +96,17 @@ class Transformed(_Rules):
             return (None,) * (1 + len(plan.has_grad))
         saved = ctx.saved_tensors  # read once, since each read under a checkpoint recomputes them
         full = [torch.zeros(o.shape, dtype=o.dtype, device=saved[0].device) if t is None else t for t, o in wanted]
-        made = iter(_Gradients.apply(plan, len(saved), *saved, *full))
+        made = iter(gradients(plan, saved, full))
         return (None, *(next(made) if has else None for has in plan.has_grad))
 
     @staticmethod
     def vmap(info, in_dims, *args):
         return _one_by_one(Transformed, info, in_dims, args)
+
+
+def gradients(plan, saved: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Returns ``plan.gradients`` by a function that transforms see."""
+    return _Gradients.apply(plan, len(saved), *saved, *cotangents)
 
 
 class _Gradients(_Rules):
