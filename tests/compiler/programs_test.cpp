@@ -48,8 +48,16 @@ TEST_P(Programs, BigValuesVanish) {
   EXPECT_LT(compiled.arena_bytes(), compiled.unchunked_arena_bytes());
 }
 
+// No number depends on a sanitizer, and its minutes go to the interpreter. It sees a shorter last
+// chunk and chunks of one row; threads share memory in the same way with either.
+std::vector<std::int64_t> chunk_counts() {
+  if (kThreadSanitizer) return {7};
+  if (kAddressSanitizer) return {7, 3000};
+  return {1, 2, 5, 7, 3000};
+}
+
 TEST_P(Programs, SameNumbersInFloat64ForAnyChunks) {
-  expect_float64(cpu(), GetParam(), {1, 2, 5, 7, 3000});
+  expect_float64(cpu(), GetParam(), chunk_counts());
 }
 TEST_P(Programs, FloatIsWithinItsRounding) { expect_float32(cpu(), GetParam()); }
 TEST_P(Programs, Bfloat16IsRoundedOnce) { expect_bfloat16(cpu(), GetParam()); }
@@ -106,7 +114,7 @@ TEST(Compile, OnlyResultsThatAreFloatsAreAddedTo) {
 }
 
 TEST(Compile, RandomPrograms) {
-  const std::uint64_t programs = kThreadSanitizer ? 30 : kAddressSanitizer ? 40 : 150;
+  const std::uint64_t programs = kThreadSanitizer ? 15 : kAddressSanitizer ? 40 : 150;
   for (std::uint64_t seed = 1; seed <= programs; ++seed) expect_random(cpu(), seed);
 }
 

@@ -146,9 +146,11 @@ TEST_P(ChunksTest, SameBitsOfADWeightWithAPassOfItsOwn) {
 TEST_P(ChunksTest, SixteenBitWeightGradientIsRoundedOnce) {
   for (const auto& [dtype, dim] :
        {std::pair{DType::bf16, 24}, {DType::f16, 24}, {DType::bf16, 264}, {DType::f16, 264}}) {
+    // A GPU has another layout of the sums for full tiles of 256 columns, the CPU has not.
+    if (dim >= 256 && !is_device_kernel(GetParam())) continue;
     HeadSpec spec = several();
     spec.dtype = dtype;
-    spec.dim = dim;  // a GPU has another layout of the sums for full tiles of 256 columns
+    spec.dim = dim;
     if (!accepts(GetParam(), spec)) continue;
     SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(dim));
     const HeadProblem problem(spec);

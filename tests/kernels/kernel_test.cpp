@@ -1,10 +1,12 @@
 // Every kernel that this machine runs, over one table of shapes and options, against float64.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "support/mirror.h"
 #include "support/problem.h"
+#include "support/sanitizers.h"
 
 namespace logitless::test {
 namespace {
@@ -57,8 +59,10 @@ std::vector<HeadSpec> option_table() {
         [](HeadSpec& s) { s.reduction = Reduction::sum; },
         [](HeadSpec& s) { s.reduction = Reduction::none; },
     };
+    // Options change what threads compute, not what they share: ThreadSanitizer has each alone.
+    const std::size_t apart = kThreadSanitizer ? 1 : changes.size();
     for (std::size_t i = 0; i < changes.size(); ++i) {
-      for (std::size_t j = i; j < changes.size(); ++j) {
+      for (std::size_t j = i; j < std::min(i + apart, changes.size()); ++j) {
         with([&](HeadSpec& s) {
           changes[i](s);
           changes[j](s);

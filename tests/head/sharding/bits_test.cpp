@@ -6,6 +6,7 @@
 
 #include "head/sharding/sharded.h"
 #include "support/mirror.h"
+#include "support/sanitizers.h"
 
 namespace logitless::test {
 namespace {
@@ -13,6 +14,8 @@ namespace {
 class ShardingBits : public testing::TestWithParam<std::string> {};
 
 TEST_P(ShardingBits, OfLogProbabilitiesDoNotDependOnTheNumberOfRanks) {
+  if (kThreadSanitizer && GetParam() == "reference")
+    GTEST_SKIP() << "its ranks exchange what those of other kernels do";
   for (const DType dtype : {DType::f32, DType::bf16}) {
     // A peaked distribution, and a partial last tile.
     HeadSpec spec{.tokens = 37,

@@ -11,6 +11,7 @@
 #include "head/sharding/sharded.h"
 #include "support/infinite_logits.h"
 #include "support/mirror.h"
+#include "support/sanitizers.h"
 
 namespace logitless::test {
 namespace {
@@ -132,6 +133,9 @@ TEST_P(ShardingOptions, MatchFloat64AndOneRank) {
   const HeadResult alone = run_head(problem, run);
   for (const int ranks : {1, 2, 3, 8}) {
     if (gpu && ranks == 8) continue;  // one GPU runs the ranks one after another
+    // Options decide what ranks exchange, their number how they wait for each other: bits_test.cpp
+    // has 2, 4 and 8 under ThreadSanitizer.
+    if (kThreadSanitizer && ranks != 3) continue;
     for (const VocabSplit& vocab_shards : vocab_splits(ranks, spec.vocab)) {
       for (const TokenSplit& tokens : token_splits(ranks, spec.tokens)) {
         if (!takes_shards(kernel, spec, vocab_shards, tokens.exchange)) continue;

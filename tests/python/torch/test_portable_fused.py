@@ -80,8 +80,7 @@ def in_both_ways(monkeypatch, passes, call, inputs, error):
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", [*OPTIONS])
-@pytest.mark.parametrize("per_token", [0, 3])
+@pytest.mark.parametrize("name, per_token", [*((name, 0) for name in OPTIONS), ("weights", 3)])  # 15 seconds of compilers each
 def test_options(name, per_token, monkeypatch, passes):
     *inputs, bias = problem(3, (90,), 24, 500, torch.float32, per_token, bias=True)
     target = inputs.pop()
