@@ -58,6 +58,7 @@ VALUES = {
     "quotients of floats": (lambda a, b: tuple(a.div(b, rounding_mode=m) for m in ("floor", "trunc", None)), TOP, BOTTOM),
     "remainders of floats": (lambda a, b: (a % b, torch.fmod(a, b)), TOP, BOTTOM),
     "remainders of f64": (lambda a, b: (a % b, torch.fmod(a, b)), TOP.double(), BOTTOM.double()),
+    "remainders of bf16": (lambda a: (a % 0.3, torch.fmod(a, 0.7), a // 0.7, a % -a.flip(0)), torch.linspace(-3, 3, 40).bfloat16()),
     "shifts": (lambda a, b: (a << b, a >> b), i(1, -1, 5, -8, 1, 1, -8), i(3, 3, 1, 63, 62, 64, -1)),
     "casts to whole numbers": (lambda a: (a.long(), a.int(), a.bool()), f(1.9, -1.9, 0.4, -0.4, -0.0, 5e8)),
     "casts out of range": (lambda a: (a.bfloat16(), a.half(), a.bool()), f(NAN, INF, -INF, 1e20, 3e9, 65520, 1e-8, 3e38)),

@@ -95,7 +95,7 @@ def _div(w, out, a, b, rounding_mode=None):
     if rounding_mode is not None:
         if rounding_mode == "floor" or not out.dtype.is_floating_point:
             _check_divisor(w, out, b)
-        operands = value_of(w, a, out.dtype), value_of(w, b, out.dtype)
+        operands = _stored(w, a, out.dtype), _stored(w, b, out.dtype)
         if not out.dtype.is_floating_point:
             return (floor_quotient if rounding_mode == "floor" else cut_quotient)(w, *operands)[0]
         if rounding_mode == "floor":
@@ -111,6 +111,14 @@ def _ceiling(w, x):
 def _truncated(w, x):
     negative = w.map("lt", [x, w.number(0, x.dtype)], torch.bool)
     return w.map("select", [negative, _ceiling(w, x), w.map("floor", [x], x.dtype)], x.dtype)
+
+
+def _stored(w, x, dtype):
+    """Returns a value, and a number as the dtype has it: PyTorch divides by that."""
+    number = x.number if isinstance(x, Value) else x
+    if number is None or dtype not in DTYPES.narrow:
+        return value_of(w, x, dtype)
+    return w.number(torch.tensor(number, dtype=dtype).item(), dtype, x.shape if isinstance(x, Value) else ())
 
 
 def _in_wide(w, out, function, a, b):
@@ -216,7 +224,7 @@ def _where(w, out, condition, a, b):
 def _remainder(w, out, a, b):
     """Returns a - floor(a / b) b; fmod's quotient is cut toward 0."""
     _check_divisor(w, out, b)
-    operands, cut = (value_of(w, a, out.dtype), value_of(w, b, out.dtype)), w.op.startswith("aten.fmod")
+    operands, cut = (_stored(w, a, out.dtype), _stored(w, b, out.dtype)), w.op.startswith("aten.fmod")
     if not out.dtype.is_floating_point:
         return (cut_quotient if cut else floor_quotient)(w, *operands)[1]
     return w.map("fmod", operands, out.dtype) if cut else _in_wide(w, out, floored, *operands)
