@@ -146,8 +146,9 @@ TEST_P(ChunksTest, SameBitsOfADWeightWithAPassOfItsOwn) {
 TEST_P(ChunksTest, SixteenBitWeightGradientIsRoundedOnce) {
   for (const auto& [dtype, dim] :
        {std::pair{DType::bf16, 24}, {DType::f16, 24}, {DType::bf16, 264}, {DType::f16, 264}}) {
-    // A GPU has another layout of the sums for full tiles of 256 columns, the CPU has not.
-    if (dim >= 256 && !is_device_kernel(GetParam())) continue;
+    // A GPU has another layout of the sums for full tiles of 256 columns. The CPU has blocks of as
+    // many, which do not depend on the 16-bit dtype.
+    if (dim >= 256 && dtype == DType::f16 && !is_device_kernel(GetParam())) continue;
     HeadSpec spec = several();
     spec.dtype = dtype;
     spec.dim = dim;

@@ -34,11 +34,12 @@ FarBothResult check(const FarBothProblem& problem, const RunSpec& run, double fr
 TEST_P(FarBoth, IsTheOraclesForEachDtypeAndShape) {
   struct Shape {
     std::int64_t tokens, dim, vocab;
-    bool of_gpu = false;  // the CPU has its blocks in the smaller shapes
+    bool of_gpu = false;  // larger than the CPU needs for its blocks
   };
   const Shape shapes[] = {
       {300, 13, 17 * 128 + 37},       // small last tile, small last block of tokens
       {128, 16, 12 * 128},            // full tiles, one full block
+      {600, 5, 12 * 128 + 5},         // three blocks of tokens on a CPU
       {600, 24, 21 * 128 + 5, true},  // several blocks of tokens on a GPU
       {129, 1, 12 * 128 + 1},         // tile of one entry
       {1, 7, 9 * 128 + 127},          // one token

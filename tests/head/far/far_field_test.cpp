@@ -56,7 +56,7 @@ FarResult check(const FarProblem& problem, const RunSpec& run, double fraction =
 TEST_P(FarField, IsTheOraclesForEachDtypeAndShape) {
   struct Shape {
     std::int64_t tokens, dim, vocab;
-    bool of_gpu = false;  // the CPU has its blocks in the smaller shapes
+    bool of_gpu = false;  // larger than the CPU needs for its blocks
   };
   const Shape shapes[] = {
       {300, 13, 11 * 128 + 37},       // small last tile, small last block of tokens
@@ -65,6 +65,7 @@ TEST_P(FarField, IsTheOraclesForEachDtypeAndShape) {
       {1, 7, 9 * 128 + 127},          // one token
       {40, 3, 70 * 128 + 5},          // several tiles in a segment
       {17, 600, 5 * 128 + 64},        // more than one block of columns
+      {600, 5, 6 * 128 + 7},          // three blocks of tokens on a CPU
       {700, 72, 13 * 128 + 7, true},  // several blocks of tokens on a GPU
   };
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
