@@ -78,6 +78,9 @@ class Head:
         if later and options.memory_budget > 0:
             plan_of(self._sizes(spare, *later), options.memory_budget)  # so that the backward does not raise
         self.plan = plan_of(self._sizes(spare, *needs), options.memory_budget)
+        if shard.group:  # ranks exchange statistics of the same chunks, whatever rows of weight they have
+            chunk = groups.least_of_ranks(shard.group, self.plan.tokens, self.device)
+            self.plan = self.plan._replace(tokens=chunk)
         self.sum_weight: Optional[Tensor] = None
         self._saved: Optional[Tensor] = None  # gradients of logits that d_weight's own memory has no space for
         self._buffer: Optional[Tensor] = None

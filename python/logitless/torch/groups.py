@@ -110,6 +110,13 @@ class Group:
             self._raise(plans == _FAILED, self.given_up.encode())
         return plan > 0 and bool((plans == plan).all())
 
+    def least(self, number: int) -> int:
+        """Returns the least of the ranks' numbers, which are 0 or more. Raises the error of a rank that failed before."""
+        numbers = self.gather(np.array([number]))[:, 0]
+        if (numbers == _FAILED).any():
+            self._raise(numbers == _FAILED, b"")
+        return int(numbers.min())
+
     def fail(self, error: Exception) -> None:
         """Propagates this rank's failure to the other ranks, which raise it."""
         try:
@@ -352,6 +359,18 @@ def _resolves(name: str, group: Group) -> bool:
         return process_group(name) is group.process_group
     except Exception:  # the process group was destroyed
         return False
+
+
+def least_of_ranks(name: str, number: int, device: torch.device) -> int:
+    """Returns the least of the numbers of a group's ranks, with and without the library. Collective."""
+    if not c.why_missing():
+        group = group_of(name)
+        return together(group, lambda: group.least(number))
+    from torch.distributed import ReduceOp, all_reduce
+
+    least = torch.tensor(number, device=device)
+    all_reduce(least, ReduceOp.MIN, process_group(name))
+    return int(least.item())
 
 
 def together(group: Group, function: Callable[[], Result]) -> Result:

@@ -47,6 +47,29 @@ def bounded(ranks):
             assert len(_engine.calls) <= 3 + rank
 
 
+def chunks_of_portable_heads(rank, ranks):
+    """Ranks of different numbers of rows take the same chunks of tokens, also where the budget of one allows larger ones;
+    a budget below the plan of one rank is an error of all."""
+    from unittest import mock
+
+    from logitless.torch import Sharding, linear_logprobs
+
+    torch.manual_seed(0)
+    vocab, few = 600, 20
+    hidden, weight, target = torch.randn(500, 8), torch.randn(vocab, 8), torch.randint(0, vocab, (500,))
+    cuts = [0, *range(vocab - few * (ranks - 1), vocab, few), vocab]
+    rows, sharding = weight[cuts[rank] : cuts[rank + 1]], Sharding(dist.group.WORLD)
+    with mock.patch.dict("os.environ", LOGITLESS_BACKEND="portable"):
+        found = linear_logprobs(hidden, rows, target, sharding=sharding, memory_budget=130_000)[0]
+        exact = (hidden @ weight.T).log_softmax(-1).gather(1, target[:, None])[:, 0]
+        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
+        for budget in range(40_000, 130_000, 6_000):
+            try:
+                linear_logprobs(hidden, rows, target, sharding=sharding, memory_budget=budget)
+            except (ValueError, RuntimeError) as error:
+                assert "memory_budget" in str(error), error
+
+
 def forwards_refuse(ranks):
     """A forward refuses a budget that its backward could not meet, on all ranks."""
     import re

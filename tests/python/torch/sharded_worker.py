@@ -65,7 +65,7 @@ def main(rank: int, port: str, ranks: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    from sharded_plans import bounded, forwards_refuse, out_of_memory
+    from sharded_plans import bounded, chunks_of_portable_heads, forwards_refuse, out_of_memory
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (ranks,))
@@ -89,6 +89,7 @@ def main(rank: int, port: str, ranks: int) -> None:
     beside(rank, ranks)
     out_of_memory(rank, ranks)
     bounded(ranks)
+    chunks_of_portable_heads(rank, ranks)
     forwards_refuse(ranks)
     dist.destroy_process_group()
     print("ok", flush=True)
