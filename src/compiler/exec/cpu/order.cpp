@@ -98,6 +98,8 @@ struct Rows {
 };
 
 constexpr std::int64_t kSide = 16;  // adjacent rows that are processed together
+// The same of rows that are contiguous: a power of two apart, more would share the sets of a cache.
+constexpr std::int64_t kContiguousSide = 4;
 
 // Returns log(exp(a) + exp(b)); -inf is its neutral element.
 double log_sum(double a, double b) {
@@ -130,9 +132,10 @@ void scan_rows(const Scan& s, const Frame& frame, int threads, Sum<kType> start,
   std::byte* out = frame.address(s.out);
   const std::int64_t size = rows.size(s.x), from = s.reverse ? size - 1 : 0,
                      by = s.reverse ? -1 : 1;
+  const std::int64_t side = rows.step(s.x) == 1 ? kContiguousSide : kSide;
   rows.share(size, kSide, threads, [&](std::int64_t first, std::int64_t end) {
-    for (; first < end; first += kSide) {
-      const std::int64_t n = std::min(kSide, end - first);
+    for (; first < end; first += side) {
+      const std::int64_t n = std::min(side, end - first);
       std::array<std::array<std::int64_t, 3>, kSide> at;
       Side<kType> so_far;
       so_far.fill(start);
