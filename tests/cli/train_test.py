@@ -161,7 +161,7 @@ class TrainErrorTest(CommandTest):
         self.assert_error(["--data", self.data, *SIZES[2:], "--vocab", "64"],
                           f"--data: '{self.data}': expected tokens below 64 (vocab), found ")
         self.assert_error(["--data", self.data, *SIZES, "--budget", "1KiB"], "--budget: a step takes ")
-        self.assert_error(["--data", self.data, *SIZES, "--resume", self.data], f"'{self.data}': ")
+        self.assert_error(["--data", self.data, *SIZES, "--resume", self.data], f"--resume: '{self.data}': ")
         other = self.dir / "other.safetensors"
         write_safetensors(other, {"wte.weight": ("F32", [2, 2], [0.0] * 4)})
         self.assert_error(["--data", self.data, *SIZES, "--init", other],
@@ -169,7 +169,7 @@ class TrainErrorTest(CommandTest):
         write_safetensors(other, {"wte.weight": ("F32", [2, 16], [0.0] * 32), "wpe.weight": ("F32", [8, 16], [0.0] * 128),
                                   "h.0.ln_1.weight": ("F32", [16], [0.0] * 16)})
         self.assert_error(["--data", self.data, *SIZES, "--init", other], f"--vocab: '{other}' has 2, got 300")
-        self.assert_error(["--resume", other], f"'{other}': metadata 'format': expected a checkpoint of logitless train")
+        self.assert_error(["--resume", other], f"--resume: '{other}': metadata 'format': expected a checkpoint of logitless train")
 
     def test_resume_keeps_to_the_checkpoint(self):
         save = self.dir / "resume.safetensors"

@@ -63,6 +63,12 @@ def written(text):
         "double b; /* >= 0.5 */\ndouble c; /* default 2; any */ } logitless_loss_terms;"
     ).structs[python_c_api.TERMS]
     header.texts[python_c_api.TERMS] = ""
+    weights = python_c_api.WEIGHTS[0]
+    header.structs[weights] = python_c_api.parse(
+        "typedef struct logitless_weights { size_t struct_size; const void* hidden; /* [..., D] */\n"
+        "const void* d; /* optional f32 [V] */ } logitless_weights;"
+    ).structs["logitless_weights"]
+    header.texts[weights] = ""
     for name in python_c_api.VALUES:
         header.structs[name], header.texts[name] = header.structs["logitless_paint"], ""
     space = {"__name__": "written"}
@@ -98,6 +104,7 @@ class PythonCApiTest(unittest.TestCase):
 
     def test_what_a_header_may_hold(self):
         c = written(SMALL)
+        self.assertEqual(c["LOSS_WEIGHTS"], {"d": "[V]"})
         self.assertEqual((c["MAX_RANK"], c["COLOUR_RED"], c["COLOUR_DARK_BLUE"]), (4, -1, 2))
         self.assertEqual(c["COLOURS"], {"red": -1, "dark_blue": 2})
         paint = c["Paint"]

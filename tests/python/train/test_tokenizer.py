@@ -1,4 +1,4 @@
-"""`logitless train` on tokenizer.json: the token ids of Hugging Face's tokenizers. LOGITLESS_ENCODE_WORDS is a test
+"""`logitless train` on tokenizer.json: the token ids of Hugging Face's tokenizers. LOGITLESS_ENCODE_TEXT is a test
 program that writes those of the library."""
 
 import glob
@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 CLI = os.environ.get("LOGITLESS_CLI", "")
-ENCODE = os.environ.get("LOGITLESS_ENCODE_WORDS", "")
+ENCODE = os.environ.get("LOGITLESS_ENCODE_TEXT", "")
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")

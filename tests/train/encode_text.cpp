@@ -1,5 +1,5 @@
 // Encodes texts with a tokenizer.json, for the comparison with Hugging Face's tokenizers:
-//   encode_words TOKENIZER.json < TEXTS > IDS
+//   encode_text TOKENIZER.json < TEXTS > IDS
 // TEXTS has for each text its count of bytes, u32, and the bytes. IDS has first the count of token
 // ids before a text, and these ids. It then has for each text the count of token ids, the ids, the
 // count of decoded bytes, and these bytes. All counts are u32, ids i32. If the tokenizer is
