@@ -192,7 +192,8 @@ inline void PowVector(const float* a, const float* b, const float*, float* out, 
 }
 inline void SinVector(const float* a, const float*, const float*, float* out, std::int64_t n) {
   MapWide<1>(a, nullptr, out, n, [](WideV x) HWY_ATTR {
-    return SinOrEach(x, 0, [](double each) { return std::sin(each); });
+    const WideV y = SinOrEach(x, 0, [](double each) { return std::sin(each); });
+    return hn::IfThenElse(hn::Eq(x, hn::Zero(Wide())), x, y);  // -0 too
   });
 }
 inline void CosVector(const float* a, const float*, const float*, float* out, std::int64_t n) {
