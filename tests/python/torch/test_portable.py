@@ -248,6 +248,11 @@ class Ranks:
         self.barrier, self.given, self.rank = threading.Barrier(size), {}, threading.local()
         monkeypatch.setattr(torch.distributed, "all_reduce", self.all_reduce)
         monkeypatch.setattr(groups, "process_group", lambda name: name)
+        monkeypatch.setattr(groups, "least_of_ranks", self.least)
+
+    def least(self, name, number, device):
+        self.all_reduce(made := torch.tensor(number), torch.distributed.ReduceOp.MIN)
+        return int(made)
 
     def all_reduce(self, tensor, op=torch.distributed.ReduceOp.SUM, group=None):
         self.given[self.rank.number] = tensor.clone()
