@@ -123,7 +123,8 @@ def draw(
             logit_bias=logit_bias, counter=counter, softcap=softcap, logit_scale=logit_scale,
         )
 
-    def run(*head):
+    def run(hidden, weight, bias):
+        head = hidden, weight, bias
         options = Head(-100, softcap, logit_scale, memory_budget)
         tokens = xp.tokens_over_ranks(*head, seed, check, options, sharding)
         if tokens is not None:
@@ -221,7 +222,8 @@ def best(
         form = _head_form(softcap, logit_scale)
         return form, None if target is None else xp.indices(xp.NAMES.target, target, lead)
 
-    def run(*head):
+    def run(hidden, weight, bias):
+        head = hidden, weight, bias
         options = Head(-100, softcap, logit_scale, memory_budget)
         ids = xp.best_over_ranks(*head, k, check, options, sharding)
         if ids is not None:

@@ -65,6 +65,14 @@ def test_a_token_does_not_depend_on_its_batch():
     np.testing.assert_array_equal(greedy.tokens, (hidden @ weight.T + bias).argmax(-1))
 
 
+def test_results_have_no_gradients():
+    def total(*arrays):
+        best = linear_top_logprobs(*arrays[:2], jnp.arange(20), arrays[2], k=3)
+        return sum(jnp.sum(x) for x in (linear_sample(*arrays, key=KEY).log_prob, best[0], best[1]))
+
+    assert not any(g.any() for g in jax.grad(total, (0, 1, 2))(*head(20, 8, 60)))
+
+
 def test_the_best_log_probabilities():
     hidden, weight, bias = head(20, 16, 300)
     targets = jnp.arange(20)
