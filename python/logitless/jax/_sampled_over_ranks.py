@@ -108,13 +108,6 @@ def _ids(call: _Call, given: dict[str, jax.Array]) -> jax.Array:
     return made.reshape(count * size, *made.shape[2:])[:tokens]
 
 
-def mass_below(z: jax.Array) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function of int32 [N, n]: the sums of exp(z) of the entries whose |z| has smaller bits. z: [N, V], at most
-    0."""
-    distances, masses = jax.lax.bitcast_convert_type(jnp.abs(z), jnp.int32), jnp.exp(z)
-    return lambda bits: jax.lax.map(lambda one: jnp.where(distances < one[:, None], masses, 0.0).sum(-1), bits.T).T
-
-
 def _sharding_of(hidden: Any, weight: Any, sharding: Any) -> Sharding | Axis | None:
     """Returns the checked sharding of a call; None given: that of the arrays' types, if any."""
     if sharding is None:

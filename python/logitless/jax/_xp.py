@@ -119,7 +119,10 @@ def of_bits(x: jax.Array) -> jax.Array:
 
 
 def mass_below(z: jax.Array) -> Callable[[jax.Array], jax.Array]:
-    return _sampled_over_ranks.mass_below(z)
+    """Returns a function of int32 [N, n]: the sums of exp(z) of the entries whose |z| has smaller bits. z: [N, V], at most
+    0."""
+    distances, masses = as_bits(jnp.abs(z)), jnp.exp(z)
+    return lambda bits: jax.lax.map(lambda one: jnp.where(distances < one[:, None], masses, 0.0).sum(-1), bits.T).T
 
 
 def key(seed: Any, like: jax.Array | None = None, name: str = "seed") -> jax.Array:

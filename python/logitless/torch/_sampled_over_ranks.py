@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _library as c
-from .._library import parse_bytes
 from .._losses import sampling_over_ranks as formulas
 from .._losses.chunks import ROWS, Sizes, block_bytes, plan_of
 from .._losses.options import Head
@@ -243,22 +242,19 @@ def _local(a: Arguments, of: Spread) -> tuple[dict[str, Any], VocabShard, tuple[
 def tokens(
     hidden: Any, weight: Any, bias: Any, seed: int | Tensor, check: Callable[..., Any], head: Head, sharding: Any
 ) -> Optional[Tensor]:
-    """Returns the sampled token ids [...], or None where no ranks share the vocabulary. check: completes the arguments and
-    returns their filters."""
+    """Returns the sampled token ids [...], or None where no ranks share the vocabulary. The caller raises errors on all
+    ranks. check: completes the arguments and returns their filters."""
     a, of = spread(hidden, weight, bias, sharding)
     if not of.group and sharding is None:
         return None
 
-    def run() -> Tensor:
-        given, shard, lead = _local(a, of)
-        given, form = check(given, lead, shard.vocab)
-        if form.greedy and "logit_bias" not in given:
-            return xp.largest_entries(hidden, weight, bias, head, sharding)
-        flags = [form.top_p, form.min_p, form.greedy]
-        call = _Call(shard.group, shard.vocab, shard.vocab_begin, form.softcap, form.scale, form.top_k, flags, _bytes(head))
-        return _enqueued(call, given, None if form.greedy else seed).reshape(lead)
-
-    return raise_on_all_ranks(of.group, run)
+    given, shard, lead = _local(a, of)
+    given, form = check(given, lead, shard.vocab)
+    if form.greedy and "logit_bias" not in given:
+        return xp.largest_entries(hidden, weight, bias, head, sharding)
+    flags = [form.top_p, form.min_p, form.greedy]
+    call = _Call(shard.group, shard.vocab, shard.vocab_begin, form.softcap, form.scale, form.top_k, flags, _bytes(head))
+    return _enqueued(call, given, None if form.greedy else seed).reshape(lead)
 
 
 def best(

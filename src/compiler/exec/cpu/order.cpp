@@ -225,7 +225,7 @@ struct Heap {
 
 // Keys of 32 bits and indices are sorted as one number, in the result's memory.
 template <DType kType>
-constexpr bool kPacks = kType != DType::f64&& kType != DType::i64;
+constexpr bool kPacks = size_of(kType) <= 4;
 
 template <DType kType>
 std::uint32_t key_at(const std::byte* x, std::int64_t at) {
