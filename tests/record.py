@@ -2,7 +2,7 @@
 """Records all results of tests, programs and 20 training steps as hashes. Records are made before a change that must
 not change a bit, and compared after it.
 
-    tests/record.py [--build-dir build] [--cuda] [--only REGEX] OUT   # or: make build first, then this
+    tests/record.py [--build-dir build] [--cuda] [--only REGEX] [--shards N] OUT   # or: make build first, then this
     tests/record.py --compare BEFORE AFTER
 
 Test programs (tests/support/recording.h) record the outputs of every call of the head's tests and the kernel harness:
@@ -59,10 +59,11 @@ def without_times(text):
     return re.sub(rb"compiled in .*|.*[Ss]econds.*|.*tokens_per_s.*", b"", text)
 
 
-def of_program(program):
+def of_program(program, shard, shards):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "record")
-        run([program, "--gtest_brief=1"], env={**os.environ, "LOGITLESS_RECORD": str(file)})
+        env = {"LOGITLESS_RECORD": str(file), "GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(shard)}
+        run([program, "--gtest_brief=1"], env={**os.environ, **env})
         lines = file.read_text().splitlines() if file.exists() else []
     # A parameter without a printer is shown with its addresses.
     return [f"{program.name}\t{re.sub('object <[^>]*>', 'object', line)}" for line in lines]
@@ -88,8 +89,8 @@ def of_compiling(cli, name, options):
 def record(arguments):
     build, only = Path(arguments.build_dir), re.compile(arguments.only)
     names = ["cuda/cuda_*_test"] if arguments.cuda else ["kernels/*_test", "head/*_test", "compiler/*_test"]
-    jobs = [lambda p=p: of_program(p) for name in names for p in sorted(build.glob(f"tests/{name}"))
-            if only.search(p.name)]
+    jobs = [lambda p=p, i=i: of_program(p, i, arguments.shards) for name in names
+            for p in sorted(build.glob(f"tests/{name}")) if only.search(p.name) for i in range(arguments.shards)]
     if not arguments.cuda:
         cli = build / "src/cli/logitless"
         jobs += [lambda n=n, o=o: of_training(cli, n, o) for n, o in TRAIN.items() if only.search(f"train {n}")]
@@ -123,6 +124,7 @@ def main():
     parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--only", default="", metavar="REGEX")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--shards", type=int, default=1, help="processes that share the tests of a program")
     parser.add_argument("--compare", action="store_true")
     parser.add_argument("--common", action="store_true")
     parser.add_argument("files", nargs="+")

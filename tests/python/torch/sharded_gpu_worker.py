@@ -22,6 +22,7 @@ def main(rank: int, port: str, ranks: int) -> None:
     for borders in ([DIM * r * r // ranks**2 for r in range(ranks + 1)], [0] * ranks + [DIM]):
         columns_alike(rank, borders, problem(ranks, 1031), options(ranks, 1031), close)
     logprobs(rank, ranks)
+    samples(rank, ranks)
     refused(rank, ranks)
     if ranks > 1:
         mesh = init_device_mesh("cuda", (ranks,))
@@ -189,6 +190,27 @@ def logprobs(rank, ranks):
     close(found[1], whole[1], "entropy", 1e-5)
     close(own.grad, x.grad, "log-probabilities")
     close(rows.grad, w.grad[rows_of(1031, ranks, rank)], "log-probabilities")
+
+
+def samples(rank, ranks):
+    """Tokens of one process but for near ties, and the bits of linear_logprobs on these ranks."""
+    from logitless.torch import Sharding, linear_logprobs, linear_sample, linear_top_logprobs
+
+    hidden, weight, bias, _ = problem(ranks, 1031)
+    rows = rows_of(1031, ranks, rank)
+    head, given = (hidden, weight[rows]), dict(bias=bias[rows], sharding=Sharding(dist.group.WORLD, 1031, rows.start))
+    for filters in ({}, dict(temperature=0.0), dict(top_k=40, top_p=0.8), dict(top_p=0.9), dict(min_p=0.05, temperature=2.0)):
+        made = linear_sample(*head, seed=5, **filters, **given)
+        one = linear_sample(hidden, weight, bias=bias, seed=5, **filters)
+        everywhere(made.tokens)
+        assert (made.tokens != one.tokens).float().mean() < 0.01, filters
+        assert torch.equal(made.log_prob, linear_logprobs(*head, made.tokens, **given)[0]), filters
+        same = made.tokens == one.tokens
+        close(made.log_prob[same], one.log_prob[same], filters, 1e-5)
+    made = linear_top_logprobs(*head, k=8, **given)
+    one = linear_top_logprobs(hidden, weight, bias=bias, k=8)
+    assert (made.top_ids != one.top_ids).float().mean() < 0.01
+    close(made.top_log_probs, one.top_log_probs, "best entries", 1e-5)
 
 
 def trained(rank, ranks, mesh):

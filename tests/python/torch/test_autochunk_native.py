@@ -291,7 +291,9 @@ def test_refusals():
     with pytest.raises(Unsupported, match="dtype torch.complex64 has no form"):
         natively(lambda x: (x * 2).real.sum())(torch.ones(3, dtype=torch.complex64, device=DEVICE))
     with pytest.raises(Unsupported, match="aten.nextafter"):
-        natively(lambda x: torch.nextafter(x, x))(hidden)
+        natively(lambda x: torch.nextafter(x, x))(hidden.detach())
+    with pytest.raises(Unsupported, match=f"returns a tensor on meta; expected it on {hidden.device}"):
+        natively(lambda x: x.sum().to("meta"))(hidden)
     with pytest.raises(NotImplementedError, match="runs on cpu and cuda"):
         chunked(*(torch.empty_like(a, device="meta") for a in (hidden, weight, target)))
     with pytest.raises(ValueError, match="strict: forward_and_gradients takes"):

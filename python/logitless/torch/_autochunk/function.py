@@ -76,7 +76,8 @@ class Plan:
     ):
         given = list(tensors)
         named = {self.seed: given.pop()} if self.seed else {}
-        named.update(zip(self.traced.names, [*given, *self.traced.captured]))
+        captured = [t.to(tensors[0].device) for t in self.traced.captured]  # the function moves them itself
+        named.update(zip(self.traced.names, [*given, *captured]))
         named.update({f"cotangent{i}": t for i, t in enumerate(cotangents)})
         named.update(zip(_kept_names(self.kept), kept))
         return [named[p] for p in compiled.parameters]

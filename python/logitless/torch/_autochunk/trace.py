@@ -276,6 +276,12 @@ def trace(
         forward_graph = _fx(forward, inputs, around)
         if not found["outputs"]:
             raise ValueError("autochunk: the function returns no tensor")
+        for made in found["outputs"]:
+            if made.device != inputs[0].device:
+                raise Unsupported(
+                    f"autochunk: the function returns a tensor on {made.device}; expected it on {inputs[0].device}, where "
+                    "its arguments are"
+                )
         joint_graph = None
         has_grad = [False] * len(inputs)
         if any(found["differentiable"]):
