@@ -105,6 +105,11 @@ def why_not(hidden: Tensor, form: Form) -> str:
     return "" if _knows_graphs else f"expected a newer PyTorch, got {torch.__version__}"
 
 
+def _allocated(t: Tensor, device: torch.device) -> Tensor:
+    """Allocates what a contiguous tensor of the device "meta" stands for. ``empty_like`` of it takes 50 us longer."""
+    return torch.empty(t.shape, dtype=t.dtype, device=device)
+
+
 def _forward(inputs, form: Form, required: bool):
     """Returns (results, operand, workspace, d_weight), the last three of which must stay unchanged until the backward.
     operand is weight in the engine's form, such as autocast's dtype; None if that is weight itself. Returns None if
@@ -121,7 +126,7 @@ def _forward(inputs, form: Form, required: bool):
             raise type(pair)(f"keep: {pair}")
         gradients = dict(problem.gradients)
         if gradients["d_weight"] is not None:
-            gradients["d_weight"] = torch.empty_like(gradients["d_weight"], device=device)
+            gradients["d_weight"] = _allocated(gradients["d_weight"], device)
         workspace = torch.empty(pair.forward.workspace_bytes, dtype=torch.uint8, device=device)
         groups = problem.inputs, problem.outputs, gradients
         present = [t for group in groups for t in group.values() if t is not None]
@@ -138,7 +143,7 @@ def _backward(inputs, form: Form, d_log_prob, d_entropy, d_lse, operand, workspa
     problem = problem_of(*inputs, form, operand)
     gradients = problem.gradients | dict(d_weight=d_weight)
     if gradients["d_hidden"] is not None:
-        gradients["d_hidden"] = torch.empty_like(gradients["d_hidden"], device=problem.device)
+        gradients["d_hidden"] = _allocated(gradients["d_hidden"], problem.device)
     x = problem.inputs["hidden"]
     cotangents = dict(log_prob=run.vector(d_log_prob, x), entropy=run.vector(d_entropy, x), lse=run.vector(d_lse, x))
     pair = pair_of(problem)
