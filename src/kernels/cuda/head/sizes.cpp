@@ -176,8 +176,9 @@ CublasLayout::CublasLayout(const ForwardShape& s) {
   const std::int64_t tokens = std::max<std::int64_t>(s.tokens, 1);
   rows = take(tokens * static_cast<std::int64_t>(sizeof(CublasRow)));
   targets = take(tokens * s.targets_per_token * 4);
-  const bool few = s.tokens > 0 && s.tokens < kLeastCublasRows;
-  padded = take(few ? kLeastCublasRows * s.dim * static_cast<std::int64_t>(size_of(s.dtype)) : 0);
+  // Any chunk has it, since the last one may have few tokens.
+  padded = take(
+      s.tokens > 0 ? kLeastCublasRows * s.dim * static_cast<std::int64_t>(size_of(s.dtype)) : 0);
   const auto take_splits = [&](std::size_t size) {
     return take(splits ? static_cast<std::int64_t>(size) : 0);
   };
