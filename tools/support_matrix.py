@@ -110,8 +110,14 @@ def skipping():
     return {**found, **{name: found[named[of]] for of, name in copies}}
 
 
+def beside_f32(capability, dtype):
+    narrow = 0 if dtype == "f32" else c.DTYPES[dtype]
+    return bool(plan(capability, "f32", narrow_hidden=narrow) and plan(capability, "f32", narrow_weight=narrow))
+
+
 CALLS = (
     ("loss and gradients: `linear_cross_entropy`, `lazy_head`", lambda k, d: bool(plan(k, d))),
+    ("the same of one tensor in f32 beside the other", beside_f32),
     ("log-probabilities, entropy: `linear_logprobs`", lambda k, d: bool(plan(k, d, entropy=1, entropy_gradient=1))),
     ("the same with `selected_ids`", lambda k, d: bool(plan(k, d, targets_per_token=65, entropy=1, entropy_gradient=1))),
     ("a temperature of each token; in 16 bits, with bias or softcap in the framework's operations", lambda k, d: True),

@@ -217,7 +217,7 @@ typedef struct logitless_head_features {
   int64_t tokens; /* hidden [tokens, dim], weight [vocab, dim]; tokens is an upper bound */
   int64_t dim;
   int64_t vocab;
-  logitless_dtype dtype;     /* of hidden and weight: f32, bf16 or f16 */
+  logitless_dtype dtype;     /* of hidden and weight: f32, bf16 or f16; f32 if they differ */
   int32_t targets_per_token; /* default 1 */
   float logit_scale;         /* default 1 */
   float softcap;             /* 0: none */
@@ -234,6 +234,8 @@ typedef struct logitless_head_features {
   int32_t entropy_gradient; /* a cotangent of the entropy */
   int32_t accumulate;
   logitless_precision precision;
+  logitless_dtype narrow_hidden; /* of a tensor of 16 bits beside f32, which is `dtype`; else 0 */
+  logitless_dtype narrow_weight;
 } logitless_head_features;
 LOGITLESS_API void logitless_head_features_init(logitless_head_features* features,
                                                 size_t struct_size);
@@ -315,8 +317,7 @@ typedef struct logitless_loss_statistics {
   double normalizer;    /* the divisor of reduction mean */
   double mean_lse;      /* over valid tokens */
   double mean_log_prob; /* of the targets, unweighted */
-  /* The far field's statistics (FarFieldStatistics of cross_entropy.h); `passes` is 0 with exact
-   * plans. */
+  /* The far field (FarFieldStatistics of cross_entropy.h); `passes` is 0 with exact plans. */
   double selected;      /* fraction of pairs (tile, block of tokens) computed exactly */
   double sampled;       /* fraction of those pairs computed for d_weight and d_bias only */
   double passes;        /* GEMMs of tokens * vocab * dim for both */
@@ -334,8 +335,7 @@ typedef struct logitless_loss_statistics {
 LOGITLESS_API void logitless_loss_statistics_init(logitless_loss_statistics* statistics,
                                                   size_t struct_size);
 
-/* options may be NULL, which means the defaults. Planning reads shapes, strides and dtypes, no
- * data. */
+/* options may be NULL: the defaults. Planning reads shapes, strides and dtypes, no data. */
 LOGITLESS_API logitless_status logitless_plan_cross_entropy(
     const logitless_context* context, const logitless_cross_entropy_options* options,
     const logitless_cross_entropy_inputs* inputs, const logitless_cross_entropy_outputs* outputs,

@@ -48,8 +48,11 @@ struct HeadFeatures {
   bool d_weight_strided = false;  // gaps between its rows
   bool entropy_gradient = false;  // a cotangent of entropy: dz has a term in p_ij z_ij
   bool accumulate = false;        // gradients are added to what the outputs hold
-  int vocab_ranks = 0;            // ranks that share the vocabulary; 0: no sharding
-  bool tokens_sharded = false;    // over the same ranks
+  // The dtype of the one with 16 bits beside f32 (the shape's dtype); f32: both have the shape's.
+  DType narrow_hidden = DType::f32;
+  DType narrow_weight = DType::f32;
+  int vocab_ranks = 0;          // ranks that share the vocabulary; 0: no sharding
+  bool tokens_sharded = false;  // over the same ranks
   // Weight-gathered: most vocabulary entries of a rank, whose rows are gathered slice by slice. 0:
   // not gathered
   std::int64_t gathered_rows = 0;

@@ -186,7 +186,7 @@ class HeadFeatures(Structure):
     tokens: int  # hidden [tokens, dim], weight [vocab, dim]; tokens is an upper bound
     dim: int
     vocab: int
-    dtype: int  # of hidden and weight: f32, bf16 or f16
+    dtype: int  # of hidden and weight: f32, bf16 or f16; f32 if they differ
     targets_per_token: int  # default 1
     logit_scale: float  # default 1
     softcap: float  # 0: none
@@ -203,12 +203,15 @@ class HeadFeatures(Structure):
     entropy_gradient: int  # a cotangent of the entropy
     accumulate: int
     precision: int
+    narrow_hidden: int  # of a tensor of 16 bits beside f32, which is `dtype`; else 0
+    narrow_weight: int
     _fields_ = [
         ("struct_size", c_size_t), ("tokens", c_int64), ("dim", c_int64), ("vocab", c_int64), ("dtype", c_int32),
         ("targets_per_token", c_int32), ("logit_scale", c_float), ("softcap", c_float), ("bias", c_int32),
         ("label_smoothing", c_int32), ("vocab_weight", c_int32), ("entropy", c_int32), ("argmax", c_int32),
         ("d_hidden", c_int32), ("d_weight", c_int32), ("d_bias", c_int32), ("d_hidden_dtype", c_int32),
         ("d_weight_dtype", c_int32), ("entropy_gradient", c_int32), ("accumulate", c_int32), ("precision", c_int32),
+        ("narrow_hidden", c_int32), ("narrow_weight", c_int32),
     ]
     # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"targets_per_token": 1, "logit_scale": 1.0}
@@ -322,8 +325,8 @@ class LossStatistics(Structure):
     normalizer: float  # the divisor of reduction mean
     mean_lse: float  # over valid tokens
     mean_log_prob: float  # of the targets, unweighted
-    # The far field's statistics (FarFieldStatistics of cross_entropy.h); `passes` is 0 with exact plans. fraction of
-    # pairs (tile, block of tokens) computed exactly
+    # The far field (FarFieldStatistics of cross_entropy.h); `passes` is 0 with exact plans. fraction of pairs (tile,
+    # block of tokens) computed exactly
     selected: float
     sampled: float  # fraction of those pairs computed for d_weight and d_bias only
     passes: float  # GEMMs of tokens * vocab * dim for both

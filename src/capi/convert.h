@@ -289,6 +289,8 @@ inline HeadFeatures features_from(const logitless_head_features& c) {
   f.entropy_gradient = c.entropy_gradient != 0;
   f.accumulate = c.accumulate != 0;
   f.precision = precision_from(c.precision, "features.precision");
+  f.narrow_hidden = dtype_from(c.narrow_hidden, "features.narrow_hidden");
+  f.narrow_weight = dtype_from(c.narrow_weight, "features.narrow_weight");
   return f;
 }
 

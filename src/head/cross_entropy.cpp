@@ -41,10 +41,9 @@ void check_options(const CrossEntropyOptions& options, const CrossEntropyInputs&
           "next_token: cannot be combined with target_weight");
 }
 
-void check_arguments(DeviceKind device, const CrossEntropyOptions& options,
-                     const CrossEntropyInputs& in, const CrossEntropyOutputs& out) {
+void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInputs& in,
+                     const CrossEntropyOutputs& out) {
   const HeadShape shape = shape_of(in);
-  require_products(in.hidden, in.weight, device, is_sharded(in.sharding));
   check_options(options, in);
   require(in.targets.defined(), "targets: expected a tensor, got none");
   const std::int64_t last = in.target_weight.defined() ? targets_per_token(in) : -1;
@@ -52,6 +51,7 @@ void check_arguments(DeviceKind device, const CrossEntropyOptions& options,
   require_per_token("targets", in.targets, in.hidden, true, last);
   require_per_token("grad_losses", in.grad_losses, in.hidden, false);
   if (is_sharded(in.sharding)) {
+    require_one_dtype(in.hidden, in.weight, "with a sharding");
     require_sharding(in.sharding, shape.vocab);
     require(
         !options.next_token || !in.sharding.tokens,
@@ -127,6 +127,7 @@ HeadFeatures features_of(const CrossEntropyOptions& options, const CrossEntropyI
   if (f.d_weight) f.d_weight_dtype = out.d_weight.dtype();
   f.d_weight_strided = f.d_weight && !out.d_weight.contiguous();
   f.accumulate = options.accumulate;
+  set_operands(in.hidden, in.weight, f);
   set_sharding(in.sharding, f);
   return f;
 }
@@ -149,13 +150,12 @@ std::string exact_text(Number value) {
 LossPlan plan_calls(const LocalPlanner& planner, const CrossEntropyOptions& options,
                     const CrossEntropyInputs& in, const CrossEntropyOutputs& out,
                     const PlanRequest& request) {
-  const DeviceKind device = planner.device(request).kind;
   if (!is_sharded(in.sharding)) {
-    check_arguments(device, options, in, out);
+    check_arguments(options, in, out);
     return planner.plan(shape_of(in), features_of(options, in, out), request);
   }
   const auto head = [&]() -> ShardedHead {
-    check_arguments(device, options, in, out);
+    check_arguments(options, in, out);
     return {.shape = shape_of(in),
             .features = features_of(options, in, out),
             .device = planner.device(request),
@@ -190,7 +190,7 @@ namespace {
 LossStatistics call_cross_entropy(const Context& context, const LossPlan& plan,
                                   const CrossEntropyOptions& options, const CrossEntropyInputs& in,
                                   const CrossEntropyOutputs& out, const Workspace& workspace) {
-  check_arguments(context.device().kind, options, in, out);
+  check_arguments(options, in, out);
   require_own_memory(in, out);
   HeadCall call;
   call.context = &context;

@@ -25,12 +25,14 @@ std::int64_t last_of(const HeadInputs& in) {
   return in.targets.rank() == in.hidden.rank() ? targets_per_token(in) : -1;
 }
 
-HeadShape check_inputs(DeviceKind device, const HeadOptions& options, const HeadInputs& in) {
+HeadShape check_inputs(const HeadOptions& options, const HeadInputs& in) {
   const bool sharded = is_sharded(in.sharding);
   const HeadShape shape =
       require_head(in.hidden, in.weight, in.bias, sharded ? 0 : 1, columns_of(in.sharding));
-  require_products(in.hidden, in.weight, device, sharded);
-  if (sharded) require_sharding(in.sharding, shape.vocab);
+  if (sharded) {
+    require_one_dtype(in.hidden, in.weight, "with a sharding");
+    require_sharding(in.sharding, shape.vocab);
+  }
   require_transform(options.logit_scale, options.softcap);
   require(in.targets.defined(), "targets: expected a tensor, got none");
   require(last_of(in) != 0, "targets: ", describe(in.targets), " has no entries per token");
@@ -48,6 +50,7 @@ HeadFeatures base_features(const HeadOptions& options, const HeadInputs& in) {
   f.softcap = options.softcap;
   f.precision = options.precision;
   f.vocab_weight = in.vocab_weight.defined();
+  set_operands(in.hidden, in.weight, f);
   set_sharding(in.sharding, f);
   return f;
 }
@@ -146,13 +149,12 @@ TokenOutputs token_outputs(const HeadOutputs& out) {
 template <typename Features>
 LossPlan plan_calls(const LocalPlanner& planner, const HeadOptions& options, const HeadInputs& in,
                     const PlanRequest& request, const Features& features) {
-  const DeviceKind device = planner.device(request).kind;
   if (!is_sharded(in.sharding)) {
-    const HeadShape shape = check_inputs(device, options, in);
+    const HeadShape shape = check_inputs(options, in);
     return planner.plan(shape, features(), request);
   }
   const auto head = [&]() -> ShardedHead {
-    const HeadShape shape = check_inputs(device, options, in);
+    const HeadShape shape = check_inputs(options, in);
     return {
         .shape = shape,
         .features = features(),
@@ -213,7 +215,7 @@ HeadFeatures saved_features(const LossPlan& plan, const HeadOptions& options, co
 LossPlan plan_saved(const LocalPlanner& planner, const HeadOptions& options, const HeadInputs& in,
                     const HeadOutputs& out, const HeadGradients& gradients,
                     const PlanRequest& request) {
-  const HeadShape shape = check_inputs(planner.device(request).kind, options, in);
+  const HeadShape shape = check_inputs(options, in);
   return planner.plan_in_one_chunk(shape, saved_features(options, in, out, gradients), request);
 }
 
@@ -244,7 +246,7 @@ void head_forward_saved(const Context& context, const LossPlan& plan, const Head
                         const HeadInputs& in, const HeadOutputs& out,
                         const HeadGradients& gradients, const Workspace& workspace) {
   require_saved(context, plan);
-  const HeadShape shape = check_inputs(context.device().kind, options, in);
+  const HeadShape shape = check_inputs(options, in);
   const HeadFeatures features = saved_features(options, in, out, gradients);
   require_own_memory(in, out, gradients.d_weight);
   require_own_memory(in, HeadCotangents{}, gradients);
@@ -257,7 +259,7 @@ void head_backward_saved(const Context& context, const LossPlan& plan, const Hea
                          const HeadInputs& in, const HeadCotangents& cotangents,
                          const HeadGradients& gradients, const Workspace& workspace) {
   require_saved(context, plan);
-  const HeadShape shape = check_inputs(context.device().kind, options, in);
+  const HeadShape shape = check_inputs(options, in);
   const HeadFeatures features = saved_features(plan, options, in, cotangents, gradients);
   require_own_memory(in, cotangents, gradients);
   HeadCall call = make_call(context, plan, options, in, workspace, shape, features);
@@ -290,7 +292,7 @@ LossPlan plan_head_backward(const Context& context, const HeadOptions& options,
 void head_forward(const Context& context, const LossPlan& plan, const HeadOptions& options,
                   const HeadInputs& in, const HeadOutputs& out, const Workspace& workspace) {
   run_call(plan, in.sharding, [&] {
-    const HeadShape shape = check_inputs(context.device().kind, options, in);
+    const HeadShape shape = check_inputs(options, in);
     const HeadFeatures features = forward_features(options, in, out);
     require_own_memory(in, out);
     HeadCall call = make_call(context, plan, options, in, workspace, shape, features);
@@ -303,7 +305,7 @@ void head_backward(const Context& context, const LossPlan& plan, const HeadOptio
                    const HeadInputs& in, const HeadCotangents& cotangents,
                    const HeadGradients& gradients, const Workspace& workspace) {
   run_call(plan, in.sharding, [&] {
-    const HeadShape shape = check_inputs(context.device().kind, options, in);
+    const HeadShape shape = check_inputs(options, in);
     const HeadFeatures features = backward_features(options, in, cotangents, gradients);
     require_own_memory(in, cotangents, gradients);
     HeadCall call = make_call(context, plan, options, in, workspace, shape, features);

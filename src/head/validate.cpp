@@ -142,12 +142,18 @@ HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& wei
   return {tokens, dim, weight.size(0), dtype};
 }
 
-void require_products(const ConstTensorView& hidden, const ConstTensorView& weight,
-                      DeviceKind device, bool sharded) {
-  if (hidden.dtype() == weight.dtype() || (device == DeviceKind::cpu && !sharded)) return;
-  throw Unsupported(concat("weight: expected ", name_of(hidden.dtype()), " as hidden ",
-                           sharded ? "with a sharding" : "on a GPU", ", got ",
-                           name_of(weight.dtype())));
+void require_one_dtype(const ConstTensorView& hidden, const ConstTensorView& weight,
+                       std::string_view where) {
+  if (hidden.dtype() == weight.dtype()) return;
+  throw Unsupported(concat("weight: expected ", name_of(hidden.dtype()), " as hidden ", where,
+                           ", got ", name_of(weight.dtype())));
+}
+
+void set_operands(const ConstTensorView& hidden, const ConstTensorView& weight,
+                  HeadFeatures& features) {
+  if (hidden.dtype() == weight.dtype()) return;
+  features.narrow_hidden = hidden.dtype();
+  features.narrow_weight = weight.dtype();
 }
 
 void require_transform(float logit_scale, float softcap) {

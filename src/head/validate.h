@@ -105,10 +105,12 @@ void require_gradient(std::string_view name, const ConstTensorView& view,
 HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& weight,
                        const ConstTensorView& bias, std::int64_t least_rows = 1,
                        std::int64_t columns = -1);
-// Throws Unsupported if hidden and weight have two dtypes where no kernel multiplies them: only
-// those of a CPU without a sharding do.
-void require_products(const ConstTensorView& hidden, const ConstTensorView& weight,
-                      DeviceKind device, bool sharded);
+// Throws Unsupported if hidden and weight have two dtypes; `where` ends what was expected.
+void require_one_dtype(const ConstTensorView& hidden, const ConstTensorView& weight,
+                       std::string_view where);
+// Sets the dtypes of operands that differ.
+void set_operands(const ConstTensorView& hidden, const ConstTensorView& weight,
+                  HeadFeatures& features);
 // Throws if an option is not finite or out of range.
 void require_transform(float logit_scale, float softcap);
 // Throws unless least <= value <= most. The largest float as `most` is no bound.

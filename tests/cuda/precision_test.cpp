@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -76,14 +76,23 @@ TEST_F(PrecisionTest, Tf32IsWithinItsBounds) {
   }
 }
 
-// Widths that are no multiple of the stretches or of 8, and few tokens.
+// Widths that are no multiple of the stretches or of 8, few tokens, and f32 beside 16 bits, which
+// are split as they are.
 TEST_F(PrecisionTest, Bf16x3IsWithinItsBounds) {
-  for (const auto& [tokens, dim, vocab] :
-       {std::array<std::int64_t, 3>{300, 256, 5001}, {7, 1031, 700}, {530, 2100, 9001}}) {
+  struct Case {
+    std::int64_t tokens, dim, vocab;
+    std::optional<DType> hidden = {}, weight = {};
+  };
+  for (const auto& [tokens, dim, vocab, hidden, weight] :
+       {Case{300, 256, 5001}, Case{7, 1031, 700}, Case{300, 2056, 900, {}, DType::bf16},
+        Case{300, 37, 900, {}, DType::f16}, Case{300, 256, 900, DType::bf16},
+        Case{530, 2100, 9001}}) {
     HeadSpec s = spec();
     s.tokens = tokens;
     s.dim = dim;
     s.vocab = vocab;
+    s.hidden_dtype = hidden;
+    s.weight_dtype = weight;
     s.softcap = 20.0f;
     const HeadProblem problem(s);
     const OracleProblem& p = problem.oracle;

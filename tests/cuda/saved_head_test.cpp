@@ -46,8 +46,10 @@ struct Result {
         log_prob(DType::f32, head.slots()),
         target_logit(DType::f32, head.slots()),
         argmax(DType::i32, {head.problem.spec.tokens}),
-        d_hidden(head.problem.spec.dtype, {head.problem.spec.tokens, head.problem.spec.dim}),
-        d_weight(head.problem.spec.dtype, {head.problem.spec.vocab, head.problem.spec.dim}) {
+        d_hidden(head.problem.spec.hidden_dtype.value_or(head.problem.spec.dtype),
+                 {head.problem.spec.tokens, head.problem.spec.dim}),
+        d_weight(head.problem.spec.weight_dtype.value_or(head.problem.spec.dtype),
+                 {head.problem.spec.vocab, head.problem.spec.dim}) {
     if (head.problem.spec.bias) d_bias = Tensor(DType::f32, {head.problem.spec.vocab});
   }
   HeadOutputs outputs(Mirror& mirror, bool all) {
@@ -162,6 +164,12 @@ TEST_P(SavedHead, GradientsHaveTheBitsOfOneCallAndOutputsThoseOfTheForward) {
     specs[0].softcap = 20.0f;
     specs[1].per_token = 3;
     specs[2].logit_scale = 0.5f;
+    if (dtype == DType::f32) {  // beside 16 bits
+      specs.push_back(spec_of(310, 40, 1300, dtype));
+      specs.push_back(specs.back());
+      specs[4].weight_dtype = DType::bf16;
+      specs[5].hidden_dtype = DType::f16;
+    }
     for (const HeadSpec& spec : specs) {
       if (!accepts(GetParam(), spec)) continue;
       SCOPED_TRACE(testing::Message() << name_of(dtype) << " " << spec.tokens << " tokens");
@@ -175,10 +183,11 @@ TEST_P(SavedHead, GradientsHaveTheBitsOfOneCallAndOutputsThoseOfTheForward) {
         EXPECT_TRUE(same.d_bias.bytes() == b.d_bias.bytes()) << share;
       }
       const Result a = kept(head, upstream, true);
-      const double bound = gradient_bound(dtype);
       if (spec.tokens > 0) {
-        EXPECT_LE(relative_error(a.d_hidden.values(), b.d_hidden.values()), bound);
-        EXPECT_LE(relative_error(a.d_weight.values(), b.d_weight.values()), bound);
+        EXPECT_LE(relative_error(a.d_hidden.values(), b.d_hidden.values()),
+                  gradient_bound(spec.hidden_dtype.value_or(dtype)));
+        EXPECT_LE(relative_error(a.d_weight.values(), b.d_weight.values()),
+                  gradient_bound(spec.weight_dtype.value_or(dtype)));
       }
       EXPECT_EQ(a.argmax.bytes(), b.argmax.bytes());
       expect_near(a.lse, b.lse);

@@ -104,16 +104,41 @@ TEST_P(StripsTest, NanOfIgnoredTokens) {
   });
 }
 
+// Products of f32 beside 16 bits: rows of the weight are widened for each strip, hidden states for
+// each chunk.
+TEST_P(StripsTest, F32Beside16Bits) {
+  if (!accepts(GetParam(), spec(DType::f32))) GTEST_SKIP() << "no f32";
+  HeadSpec s = spec(DType::f32);
+  s.label_smoothing = 0.1f;
+  HeadSpec weight = s, half = s, hidden = s;
+  weight.weight_dtype = DType::bf16;
+  half.weight_dtype = DType::f16;
+  hidden.hidden_dtype = DType::bf16;
+  for (const HeadSpec& of : {weight, half, hidden}) {
+    const HeadProblem problem(of);
+    for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute}) {
+      SCOPED_TRACE(describe(of) + " " + std::string(name_of(kind)));
+      RunSpec r = run(kind);
+      r.gradient_dtype = DType::bf16;
+      r.budget = std::size_t{12} << 20;
+      const HeadResult result = run_head(problem, r);
+      EXPECT_LT(result.plan.chunk_tokens, of.tokens);
+      expect_matches_oracle(problem, r, result);
+    }
+  }
+}
+
 // The least plan of a 16-bit d_weight computes it apart.
 TEST_P(StripsTest, WeightApart) {
-  for (const DType dtype : {DType::bf16, DType::f16}) {
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
     HeadSpec s = spec(dtype);
     if (!accepts(GetParam(), s)) continue;
+    if (dtype == DType::f32) s.weight_dtype = DType::bf16;
     for (const bool smoothing : {false, true}) {
       s.label_smoothing = smoothing ? 0.1f : 0.0f;
       const HeadProblem problem(s);
       RunSpec r = run(PlanKind::recompute);
-      r.gradient_dtype = dtype;
+      r.gradient_dtype = s.weight_dtype.value_or(dtype);
       r.grad_loss = 3.0;
       HeadResult result;
       for (r.budget = 1 << 20;; r.budget += 1 << 18) {

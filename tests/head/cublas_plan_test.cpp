@@ -15,11 +15,12 @@ constexpr HeadShape kHeads[] = {{8192, 4096, 128256, DType::f16},
                                 {32768, 768, 50304, DType::f16}};
 
 LossPlan plan(HeadShape shape, DType dtype, std::size_t budget, int capability = 75,
-              Precision precision = Precision::ieee) {
+              Precision precision = Precision::ieee, DType narrow_weight = DType::f32) {
   shape.dtype = dtype;
   HeadFeatures f;
   f.d_hidden = f.d_weight = true;
   f.d_hidden_dtype = f.d_weight_dtype = dtype;
+  if (narrow_weight != DType::f32) f.narrow_weight = f.d_weight_dtype = narrow_weight;
   f.precision = precision;
   PlanRequest request;
   request.device.kind = DeviceKind::cuda;
@@ -52,6 +53,19 @@ TEST_F(CublasPlan, AnyBudgetFrom64MiB) {
         EXPECT_LE(made.predicted_seconds, before * 1.02) << made.explain();
         before = made.predicted_seconds;
       }
+    }
+  }
+}
+
+// A 16-bit weight beside f32: 32 MiB of its rows in f32, and strips of d_hidden of as much.
+TEST_F(CublasPlan, AnyBudgetFrom128MiBBeside16Bits) {
+  for (const HeadShape& shape : kHeads) {
+    double before = 1e9;
+    for (const std::size_t mib : {128, 256, 1024, 4096}) {
+      const LossPlan made = plan(shape, DType::f32, mib << 20, 80, Precision::tf32, DType::bf16);
+      EXPECT_LE(made.workspace_bytes(), mib << 20);
+      EXPECT_LE(made.predicted_seconds, before * 1.02) << made.explain();
+      before = made.predicted_seconds;
     }
   }
 }

@@ -1,5 +1,5 @@
 // fp32 hidden states beside a 16-bit weight, and the reverse, against float64: products are those
-// of fp32, and gradients have each tensor's dtype.
+// of fp32, and gradients have each tensor's dtype. Also linked into the tests of GPU kernels.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -118,21 +118,62 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MixedDtypes);
 INSTANTIATE_TEST_SUITE_P(AllKernels, MixedDtypes, testing::ValuesIn(tested_kernels()),
                          [](const auto& kernel) { return kernel.param; });
 
-TEST(MixedDtypesRefusals, OnAGpu) {
-  for (const HeadSpec& spec : mixed({})) {
-    const HeadProblem problem(spec);
+// On a GPU the workspace holds a chunk of wide hidden states, or a strip of a wide weight: both
+// 2048 rows here.
+TEST(MixedDtypesPlans, OnAGpu) {
+  HeadSpec spec;
+  spec.tokens = 2048;
+  spec.dim = 64;
+  spec.vocab = 8000;
+  const auto planned = [](const HeadSpec& one) {
+    const HeadProblem problem(one);
+    RunSpec forward;
+    forward.gradients = false;
+    HeadResult result;
     PlanRequest request;
     request.device = {.kind = DeviceKind::cuda, .compute_capability = 90};
-    try {
-      plan_cross_entropy(problem.options(), problem.inputs(), {}, request);
-      FAIL();
-    } catch (const Unsupported& error) {
-      EXPECT_EQ(error.what(), concat("weight: expected ",
-                                     logitless::name_of(spec.hidden_dtype.value_or(DType::f32)),
-                                     " as hidden on a GPU, got ",
-                                     logitless::name_of(spec.weight_dtype.value_or(DType::f32))));
-    }
+    return plan_cross_entropy(problem.options(), problem.inputs(),
+                              make_outputs(one, forward, result), request);
+  };
+  const LossPlan plain = planned(spec);
+  for (const HeadSpec& one : mixed(spec)) {
+    SCOPED_TRACE(name_of(one));
+    const LossPlan plan = planned(one);
+    EXPECT_EQ(plan.kernel, "cublas");
+    const std::string operands =
+        one.hidden_dtype
+            ? concat(logitless::name_of(*one.hidden_dtype), " hidden x f32")
+            : concat("f32 hidden x ", logitless::name_of(one.weight_dtype.value_or(DType::f32)));
+    EXPECT_NE(plan.explain().find(concat("64 (", operands, ")")), std::string::npos)
+        << plan.explain();
+    EXPECT_EQ(plan.workspace_bytes(), plain.workspace_bytes() + std::size_t{2048} * 64 * 4);
   }
+}
+
+TEST(MixedDtypesPlans, RefuseOtherDtypes) {
+  const HeadShape shape{64, 32, 1000, DType::f32};
+  const auto expect = [&](const HeadShape& of, const HeadFeatures& features, const char* text) {
+    try {
+      plan_head(of, features);
+      ADD_FAILURE() << text;
+    } catch (const Error& e) {
+      EXPECT_STREQ(e.what(), text);
+    }
+  };
+  HeadFeatures features;
+  features.d_weight = true;
+  features.d_weight_dtype = DType::bf16;
+  expect(shape, features, "d_weight_dtype: expected f32, got bf16");
+  features.narrow_weight = DType::f16;
+  expect(shape, features, "d_weight_dtype: expected f32 or f16, got bf16");
+  features.narrow_weight = DType::bf16;
+  plan_head(shape, features);
+  expect({64, 32, 1000, DType::f16}, features, "narrow_weight: bf16 is beside f32, dtype is f16");
+  features.narrow_hidden = DType::f16;
+  expect(shape, features,
+         "narrow_hidden: expected f32 for none beside narrow_weight bf16, got f16");
+  features.narrow_hidden = DType::i32;
+  expect(shape, features, "narrow_hidden: expected bf16, f16, or f32 for none, got i32");
 }
 
 }  // namespace

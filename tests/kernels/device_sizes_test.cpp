@@ -19,6 +19,18 @@ ForwardShape gpt2_head(std::int64_t tokens) {
   shape.vocab = 50257;  // 197 tiles of 256
   return shape;
 }
+// A head of f32 products.
+ForwardShape head(std::int64_t tokens, std::int64_t dim, std::int64_t vocab,
+                  Precision precision = Precision::ieee, DType narrow_weight = DType::f32) {
+  ForwardShape shape;
+  shape.tokens = tokens;
+  shape.dim = dim;
+  shape.vocab = vocab;
+  shape.dtype = DType::f32;
+  shape.precision = precision;
+  shape.narrow_weight = narrow_weight;
+  return shape;
+}
 
 TEST(DeviceSizes, TheTableOfKernelsIsInEveryBuild) {
   ASSERT_EQ(device_kernels().size(), 6u);
@@ -46,10 +58,10 @@ TEST(DeviceSizes, OfTheHopperProducts) {
   // tiles are few for 66 clusters: a share of 66 / (12 + 3 x 21 / 4) = 2.38 gives split-K by 5.
   constexpr std::size_t kCounters = (12 * 50 + 591) * 4;
   constexpr std::size_t kPace = (kCounters + 255) / 256 * 256;
-  EXPECT_EQ(hopper_gemms_bytes(1024, 768, 50257), 5 * kPace + 5 * 1024 * 768 * 4);
+  EXPECT_EQ(hopper_gemms_bytes(gpt2_head(1024)), 5 * kPace + 5 * 1024 * 768 * 4);
   // 128 x 3 tiles keep all clusters busy: no split-K, and no partial sums.
   constexpr std::size_t kMany = ((384 * 50 + 591) * 4 + 255) / 256 * 256;
-  EXPECT_EQ(hopper_gemms_bytes(32768, 768, 50257), kMany);
+  EXPECT_EQ(hopper_gemms_bytes(gpt2_head(32768)), kMany);
   ForwardShape shape = gpt2_head(1024);
   shape.gradients = true;
   EXPECT_EQ(hopper_workspace_bytes(shape), 5 * kPace + 5 * 1024 * 768 * 4);
@@ -58,10 +70,10 @@ TEST(DeviceSizes, OfTheHopperProducts) {
 TEST(DeviceSizes, OfStripsOfGradients) {
   // A strip of 5376 rows of fp32 and as much for cuBLAS; a small head has strips of a quarter of
   // its rows, at least 256. In bf16x3 a strip is 32 MiB, or its splits are 64.
-  EXPECT_EQ(cublas_gemms_bytes(32768, 768, 50257), 2 * std::size_t{5376} * 768 * 4);
-  EXPECT_EQ(cublas_gemms_bytes(17, 8, 300), 2u * 256 * 8 * 4);
-  EXPECT_EQ(cublas_strip_rows(768, Precision::bf16x3), 5376);
-  EXPECT_EQ(cublas_strip_rows(4096, Precision::bf16x3), 2048);
+  EXPECT_EQ(cublas_gemms_bytes(head(32768, 768, 50257)), 2 * std::size_t{5376} * 768 * 4);
+  EXPECT_EQ(cublas_gemms_bytes(head(17, 8, 300)), 2u * 256 * 8 * 4);
+  EXPECT_EQ(cublas_strip_rows(768, Precision::bf16x3, false), 5376);
+  EXPECT_EQ(cublas_strip_rows(4096, Precision::bf16x3, false), 2048);
 }
 
 TEST(DeviceSizes, KernelsSayWhatSharedMemoryTheyNeed) {
@@ -84,10 +96,10 @@ TEST(DeviceSizes, OfCublas) {
   EXPECT_EQ(cublas_workspace_bytes(gpt2_head(100)), (16u << 20) + 4096 + 512 + kFew);
   EXPECT_EQ(cublas_workspace_bytes(gpt2_head(0)), (16u << 20) + 2 * 256);
   // Strips of the gradient GEMMs: 5376 rows of 768 floats.
-  EXPECT_EQ(cublas_strip_rows(768, Precision::ieee), 5376);
-  EXPECT_EQ(cublas_gemms_bytes(100, 768, 50257), 2u * 5376 * 768 * 4);
-  EXPECT_EQ(cublas_gemms_bytes(100, 768, 300), 2u * 256 * 768 * 4);
-  EXPECT_EQ(cublas_strip_rows(100000, Precision::ieee), 256);
+  EXPECT_EQ(cublas_strip_rows(768, Precision::ieee, false), 5376);
+  EXPECT_EQ(cublas_gemms_bytes(head(100, 768, 50257)), 2u * 5376 * 768 * 4);
+  EXPECT_EQ(cublas_gemms_bytes(head(100, 768, 300)), 2u * 256 * 768 * 4);
+  EXPECT_EQ(cublas_strip_rows(100000, Precision::ieee, false), 256);
 }
 
 // Splits of an operand that several products read: all of them, or as many as fit 64 MiB.
@@ -108,8 +120,9 @@ TEST(DeviceSizes, OfSplits) {
     EXPECT_LE(split_bytes(2304, std::min(kept, tokens)) + last, bytes);
     EXPECT_GE(bytes, before);
     before = bytes;
-    EXPECT_GE(bf16x3_gemms_bytes(tokens, 4096, 128256), gemms);
-    gemms = bf16x3_gemms_bytes(tokens, 4096, 128256);
+    const ForwardShape large = head(tokens, 4096, 128256, Precision::bf16x3);
+    EXPECT_GE(bf16x3_gemms_bytes(large), gemms);
+    gemms = bf16x3_gemms_bytes(large);
   }
   ForwardShape shape = gpt2_head(1024);
   shape.dtype = DType::f32;
@@ -118,6 +131,23 @@ TEST(DeviceSizes, OfSplits) {
   EXPECT_EQ(layout.strip_vocab, kMostSplitStripVocab);
   EXPECT_EQ(layout.total - layout.split_hidden,
             shared_split_bytes(1024, 768) + stretch_bytes(kMostSplitStripVocab, 768));
+}
+
+// Rows of a 16-bit weight in f32: 32 MiB, or a strip of a small vocabulary; none in bf16x3. Strips
+// of logits have as many bytes as without, those of d_hidden twice as many.
+TEST(DeviceSizes, OfAWeightThatIsWidened) {
+  const ForwardShape plain = head(2048, 4096, 128256);
+  const ForwardShape wide = head(2048, 4096, 128256, Precision::tf32, DType::bf16);
+  const CublasLayout layout(wide);
+  EXPECT_EQ(layout.strip_vocab, 2048);
+  EXPECT_EQ(layout.strip_tokens, 2048);
+  EXPECT_EQ(layout.total, CublasLayout(plain).total + (std::size_t{32} << 20));
+  EXPECT_EQ(cublas_gemms_bytes(wide), 3 * (std::size_t{32} << 20));
+  EXPECT_EQ(cublas_gemms_bytes(plain), 2 * (std::size_t{16} << 20));
+  EXPECT_EQ(wide_rows(300, 37), 256);
+  const ForwardShape split = head(2048, 4096, 128256, Precision::bf16x3, DType::bf16);
+  EXPECT_EQ(bf16x3_workspace_bytes(split),
+            bf16x3_workspace_bytes(head(2048, 4096, 128256, Precision::bf16x3)));
 }
 
 // A chunk of fewer tokens uses the workspace of a larger one.

@@ -166,8 +166,8 @@ def head(
     hidden: ArrayLike, weight: ArrayLike, bias: ArrayLike | None, wide: bool = False, blocks: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Returns hidden [..., D] and weight [V, D] of one dtype, float64 only if ``wide``, and bias [V] as sum_dtype. A
-    16-bit hidden state beside a float32 weight is cast, which is exact. blocks: the call casts a 16-bit weight beside
-    float32 hidden states itself, a block at a time; otherwise that is refused, as it would be a copy of it."""
+    16-bit hidden state beside a float32 weight is cast, which is exact. blocks: the call takes a 16-bit weight beside
+    float32 hidden states as it is; otherwise that is refused, as it would be a copy of it."""
     x, w = floats("hidden", hidden, wide), floats("weight", weight, wide)
     if x.ndim < 1:
         raise ValueError("hidden: expected [..., D], got a scalar")

@@ -25,7 +25,6 @@ from . import _portable
 from ._arguments import DEFAULT_PRECISION
 from ._axes import axes_of, varying
 from ._backend import backend, gpu_capability
-from ._portable_plan import limit_of
 
 DTYPES = {"float32": c.F32, "bfloat16": c.BF16, "float16": c.F16, "int32": c.I32, "int64": c.I64}
 
@@ -163,8 +162,6 @@ def call(
     portable = inputs["hidden"].dtype == jnp.float64 or inputs.get("temperature") is not None
     if portable or backend(inputs["hidden"].dtype).name == "portable":
         return _portable.call(function, options, inputs, outputs)
-    if inputs["weight"].dtype != inputs["hidden"].dtype and jax.default_backend() != "cpu":
-        return _with_cast(function, options, inputs, outputs)  # a CPU's kernels multiply both dtypes
     arrays = varying({name: array for name, array in inputs.items() if array is not None}, axes_of(*_present(inputs)))
     axes = axes_of(*arrays.values())
     in_specs = tuple(Spec(name, array.dtype.name, array.shape) for name, array in arrays.items())
@@ -192,29 +189,6 @@ def call(
         return tuple(_portable.call(function, hinted, dict(zip(arrays, operands)), outputs).values())
 
     return dict(zip(outputs, on_platform(run, elsewhere, axes, *arrays.values())))
-
-
-def _with_cast(
-    function: str, options: LossOptions | HeadOptions, inputs: Mapping[str, jax.Array | None], outputs: Types
-) -> dict[str, jax.Array]:
-    """Runs the ``call`` of a 16-bit weight beside float32 hidden states on a GPU. The library runs on a float32 copy of it
-    if the budget has space for it, an unrounded gradient and a plan. Without a budget both may take a quarter
-    of the logits, at least 16 MiB. Otherwise JAX's own operations cast a block at a time."""
-    hidden, weight, budget = inputs["hidden"], inputs["weight"], options.memory_budget
-    only = options.precision == "bf16x3"  # of which a block cannot be: all of its products are the library's
-    copies = 4 * weight.size * (1 + ("d_weight" in outputs))
-    if not only and copies + (budget > 0) > limit_of(hidden.shape[0], weight.shape[0], budget):
-        return _portable.call(function, options, inputs, outputs)
-    wide = {**inputs, "weight": weight.astype(jnp.float32)}
-    types = {name: (shape, "float32" if name == "d_weight" else dtype) for name, (shape, dtype) in outputs.items()}
-    given = options._replace(memory_budget=max(1, budget - copies)) if budget > 0 else options
-    try:
-        found = call(function, given, wide, types)
-    except ValueError as error:
-        if only or "memory_budget" not in str(error):
-            raise
-        return _portable.call(function, options, inputs, outputs)
-    return {name: value.astype(outputs[name][1]) for name, value in found.items()}
 
 
 Types = Mapping[str, tuple[tuple[int, ...], str]]

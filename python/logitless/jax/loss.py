@@ -217,10 +217,8 @@ def linear_cross_entropy(
     Args:
         hidden: [..., D], float32, bfloat16 or float16; or float64, in JAX's own operations, whose results are float64.
         weight: [V, D], the dtype of hidden, or one of both float32 beside 16 bits: both are multiplied as float32. That
-            copies 16-bit hidden states (4 N D bytes). The kernels of a CPU read a 16-bit weight as it is. On a GPU a
-            block of it is cast at a time, by JAX's operations. All of it is cast, for the library's kernels, where that
-            takes at most a quarter of the float32 logits (16 MiB of few), or ``memory_budget``. The cast takes 4 V D
-            bytes, and a gradient of weight as many before it is rounded. A 16-bit weight does not go with a sharded
+            copies 16-bit hidden states (4 N D bytes). A 16-bit weight is not copied: kernels read it as it is, on a GPU
+            with a strip of it in float32 (32 MiB), JAX's operations with a block of it. It does not go with a sharded
             vocabulary.
         targets: [...], int32 or int64; with ``target_weight`` [..., K]: K weighted token ids per token.
         bias: [V], float.

@@ -208,15 +208,13 @@ def run(
     their tensors hold; for hidden states that the library serves."""
     hidden, device, weight = groups[0]["hidden"], groups[0]["hidden"].device, groups[0]["weight"]
     quantized = isinstance(weight, QuantizedWeight)
-    mixed = not quantized and weight.dtype != hidden.dtype
-    copies = quantized or (mixed and device.type != "cpu")  # a CPU's kernels multiply both dtypes
-    if mixed and shard.group:
+    if shard.group and not quantized and weight.dtype != hidden.dtype:
         raise NotImplementedError(
             f"sharding: expected hidden and weight of one dtype, or a float32 weight, got {hidden.dtype} and {weight.dtype}"
         )
-    if not is_native(hidden) or (copies and not _run_copied(kind, options, groups, later, backward)):
+    if not is_native(hidden) or (quantized and not _run_copied(kind, options, groups, later, backward)):
         return _portable.run(kind.name, options, shard, *groups, later=later)
-    if copies:
+    if quantized:
         return None
     checked = any(later) and backward is not None and options.memory_budget > 0
     tensors = [t for group in groups for t in group.values()]
@@ -250,46 +248,31 @@ def run(
 
 
 def _run_copied(kind: Kind, options: LossOptions | HeadOptions, groups, later, backward) -> bool:
-    """Runs a call of a quantised weight, or on a GPU of a 16-bit one, on a whole copy in the dtype of hidden. The budget
-    must have space for both. Without a budget the copy may take what the portable implementation would, as may a
-    gradient before it is rounded. Returns whether it ran."""
+    """Runs a call of a quantised weight on a whole copy in the dtype of hidden. The budget must have space for both.
+    Without a budget the copy may take what the portable implementation would. Returns whether it ran."""
     hidden, weight, budget = groups[0]["hidden"], groups[0]["weight"], options.memory_budget
-    rounds = any(group.get("d_weight") is not None and group["d_weight"].dtype == weight.dtype for group in groups[1:])
-    size, tokens = weight.numel() * hidden.element_size(), hidden.shape[:-1].numel()
-    copies = (1 + (rounds or (len(later) > 1 and later[1]))) * size
+    copies, tokens = weight.numel() * hidden.element_size(), hidden.shape[:-1].numel()
     only = options.precision == "bf16x3"  # which has no portable implementation
     if not only and copies + (budget > 0) > limit_of(tokens, weight.shape[0], 4, budget):
         return False
     if budget > 0:
         options = options._replace(memory_budget=max(1, budget - copies))
-    made = weight.dequantize(hidden.dtype) if isinstance(weight, QuantizedWeight) else weight.to(hidden.dtype)
+    made = weight.dequantize(hidden.dtype)
 
     def plain(inputs: Tensors, *more: Tensors) -> tuple[Tensors, ...]:
-        return {**inputs, "weight": made}, *(_with_wide(group, hidden.dtype) for group in more)
+        return {**inputs, "weight": made}, *more
 
     def of_backward():
         what, tensors = backward()
         return what, plain(*tensors)
 
-    run_on = plain(*groups)
     try:
-        run(kind, options, ranks.ALL, *run_on, later=later, backward=None if backward is None else of_backward)
+        run(kind, options, ranks.ALL, *plain(*groups), later=later, backward=None if backward is None else of_backward)
     except ValueError as error:
         if only or "memory_budget" not in str(error):
             raise
         return False
-    for group, ran in zip(groups, run_on):
-        if group.get("d_weight") is not ran.get("d_weight"):
-            group["d_weight"].copy_(ran["d_weight"])
     return True
-
-
-def _with_wide(group: Tensors, dtype: torch.dtype) -> Tensors:
-    """Returns a group whose gradient of weight has a dtype that the engine writes: this one, or float32."""
-    given = group.get("d_weight")
-    if given is None or given.dtype in (dtype, torch.float32):
-        return group
-    return {**group, "d_weight": torch.empty_like(given, dtype=dtype, memory_format=torch.contiguous_format)}
 
 
 class _Scale:

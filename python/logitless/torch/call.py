@@ -17,7 +17,7 @@ from ._backend import is_native
 from ._precision import autocast_dtype, follows_torch
 from .quantized import QuantizedWeight
 from .ranks import ALL, VocabShard
-from .run import BIAS, EAGER, HIDDEN, OPERATOR, TRANSFORM, WEIGHT, Form, MainGrad, casts_blocks
+from .run import BIAS, EAGER, HIDDEN, OPERATOR, TRANSFORM, WEIGHT, Form, MainGrad
 
 _PLAIN = (Tensor, nn.Parameter)
 _INTEGERS = (torch.int32, torch.int64)
@@ -236,8 +236,8 @@ def checked_call(a: Arguments, shard: VocabShard = ALL, own: bool = False) -> Ca
 
 def compute_dtype(hidden: Tensor, weight: Tensor, blocks: bool = False) -> Optional[torch.dtype]:
     """Returns the dtype that hidden and weight are cast to, or None: autocast's, except for float64, as in PyTorch;
-    or fp32 if one of them has it, which 16 bits are exact in. blocks: the call casts a 16-bit weight beside fp32 hidden
-    states itself, a block at a time. Gradients have the dtypes of their tensors."""
+    or fp32 if one of them has it, which 16 bits are exact in. blocks: the call takes a 16-bit weight beside fp32 hidden
+    states as it is, without a copy of it. Gradients have the dtypes of their tensors."""
     casts = autocast_dtype(hidden.device.type)
     if casts is not None and hidden.dtype != torch.float64:
         return casts
@@ -407,8 +407,6 @@ def log_probs(
     reason = "" if asked.keep is False or not form.needs else saved_head.why_not(hidden, form)
     if isinstance(weight, QuantizedWeight):
         reason = reason or "expected None or False beside a quantised weight"
-    elif casts_blocks(hidden, weight, form.compute):
-        reason = reason or "expected None or False for float32 hidden states beside a 16-bit weight"
     if asked.keep and form.needs and (reason or form.way != EAGER):
         raise ValueError(f"keep: {reason or 'expected an eager call of plain tensors, got one that is traced'}")
     saves = asked.keep is not False and bool(form.needs) and form.way == EAGER and not reason

@@ -107,17 +107,11 @@ def vector(tensor: Optional[Tensor], x: Tensor) -> Optional[Tensor]:
     return tensor.contiguous()
 
 
-def casts_blocks(hidden: Tensor, weight: Tensor, compute: Optional[torch.dtype]) -> bool:
-    """Returns whether a call casts a 16-bit weight to the fp32 of its hidden states a block at a time."""
-    half = weight.dtype in (torch.bfloat16, torch.float16) and not isinstance(weight, QuantizedWeight)
-    return half and hidden.dtype == compute == torch.float32
-
-
 def operands(hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], compute) -> _engine.Tensors:
-    """Returns a head's inputs in the engine's form, by the C struct's names. A weight whose blocks are cast later stays
-    as it is."""
+    """Returns a head's inputs in the engine's form, by the C struct's names. A 16-bit weight beside fp32 hidden states
+    keeps its dtype."""
     x = _operand(hidden, compute)
-    w = weight.resolve_neg() if casts_blocks(hidden, weight, compute) else _operand(weight, compute)
+    w = _operand(weight, None if hidden.dtype == compute == torch.float32 else compute)
     b = vector(bias, x)
     if b is not None and b.dtype not in (torch.float32, x.dtype):
         b = b.to(torch.float32)
@@ -129,8 +123,8 @@ def gradients(tensors, inputs: _engine.Tensors, needs: int, waits: bool = False,
     else in fp32. tensors: hidden, weight and bias. waits: the upstream gradient is not known yet. device: of hidden's
     and weight's gradient, if not theirs."""
     x, made = inputs["hidden"], []
-    blocks = inputs["weight"].dtype != x.dtype  # which are cast, and their gradients rounded
-    for t, needed, rounds in zip(tensors, bits(needs), (False, blocks, False)):
+    narrow = inputs["weight"].dtype != x.dtype  # of 16 bits beside fp32, as its gradient is
+    for t, needed, rounds in zip(tensors, bits(needs), (False, narrow, False)):
         if not needed:
             made.append(None)
             continue

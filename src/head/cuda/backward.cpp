@@ -155,6 +155,7 @@ GradientGemmsCall Backward::gemms_call(const ForwardCall& c) const {
   p.fixed_tokens = fixed_tokens(c);
   p.dim = c.shape.dim;
   p.dtype = c.shape.dtype;
+  p.weight_dtype = c.shape.weight_dtype();
   p.precision = c.shape.precision;
   p.factored_hidden = p.hidden = c.hidden;
   p.factored_stride = p.hidden_stride = c.hidden_stride;
@@ -179,7 +180,7 @@ GradientGemmsCall Backward::gemms_call(const ForwardCall& c) const {
 void Backward::sum_weights(const ForwardCall& c, const void* rows, std::int64_t count,
                            const float* logit_weights) const {
   ColumnSumCall sum;
-  sum.dtype = c.shape.dtype;
+  sum.dtype = c.shape.weight_dtype();
   sum.columns = c.shape.dim;
   sum.workspace = run_.at<std::byte>(run_.layout.gradients.column_sums);
   sum.stream = c.stream;
@@ -251,12 +252,11 @@ void Backward::add_many_entries(GradientGemmsCall& p) const {
 void Backward::products(const BlockCall& block, const ChunkPlace& place,
                         bool first_vocab_block) const {
   const ForwardCall& c = block.chunk;
-  const DType dtype = c.shape.dtype;
   GradientGemmsCall p = gemms_call(c);
   p.block_vocab = block.vocab_count;
   p.block = block.block;
   p.ranges = c.ranges;
-  p.weight = advance(c.weight, block.vocab_begin * c.weight_stride, dtype);
+  p.weight = advance(c.weight, block.vocab_begin * c.weight_stride, p.weight_dtype);
   p.weight_stride = c.weight_stride;
   if (block.scaled_hidden != nullptr) {
     p.factored_hidden = block.scaled_hidden;

@@ -54,6 +54,7 @@ ForwardCall Engine::chunk_call(std::int64_t first, std::int64_t count) const {
 void Engine::forward(const ForwardCall& chunk) {
   if (far_) return far_->forward(chunk);
   if (list_) list_->gather(chunk);
+  run_.widen_hidden(chunk);
   run_.kernel.forward(chunk);
 }
 
@@ -93,8 +94,9 @@ void Engine::run_weight_pass() const {
        vocab_id += run_.sizes.vocab_block) {
     for (std::int64_t first = 0; first < total; first += run_.sizes.chunk) {
       const std::int64_t count = std::min(run_.sizes.chunk, total - first);
-      backward.vocab_block(run_.chunk_call(first, count), vocab_id,
-                           {.first = first == 0, .last = first + count == total});
+      const ForwardCall chunk = run_.chunk_call(first, count);
+      run_.widen_hidden(chunk);
+      backward.vocab_block(chunk, vocab_id, {.first = first == 0, .last = first + count == total});
     }
   }
 }

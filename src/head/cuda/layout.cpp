@@ -258,7 +258,8 @@ ForwardShape forward_shape(const HeadShape& shape, const HeadFeatures& features)
           features.label_smoothing,
           features.argmax,
           wants_gradients(features),
-          features.precision};
+          features.precision,
+          features.narrow_weight};
 }
 
 namespace {
@@ -364,6 +365,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
     out.list.counts = take((list_blocks(tokens) + 1) * 4);
     out.list.hidden = take(chunk * shape.dim * element, !exchanges_hidden(f));
   }
+  out.wide_hidden = take(chunk * shape.dim * 4, widens_hidden(f));
   out.weighted_sum = take(chunk * 4, f.label_smoothing);
   out.entropy = take(chunk * 4, f.entropy);
   out.argmax = take(chunk * 4, f.argmax);
@@ -374,10 +376,7 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   gradients.many = out.total;
   if (adds_entries(kernel, tokens, f, sizes)) {  // reuses the memory that only the forward needs,
                                                  // if it fits
-    const std::int64_t products =
-        kernel.gemms_bytes == nullptr
-            ? of_kernel
-            : static_cast<std::int64_t>(kernel.gemms_bytes(chunk, shape.dim, shape.vocab));
+    const auto products = static_cast<std::int64_t>(kernel.gemms_bytes(forward_shape(of_chunk, f)));
     gradients.many += static_cast<std::size_t>(round_up(products, 256));
     of_kernel = std::max(of_kernel, round_up(products, 256) + many_rows(slots) * shape.dim * 4);
   }

@@ -213,6 +213,7 @@ struct Layout : PlanLayout {
   std::size_t forward = 0;        // workspace of the forward kernel
   std::size_t forward_bytes = 0;  // without what only GEMMs use
   AliasedRanges ranges;  // of the first chunk, without data pointers; none if no entry is saved
+  std::size_t wide_hidden = 0;  // f32 [C, D]: of 16-bit hidden states beside an f32 weight
   ListLayout list;
   GradientLayout gradients;
   FarLayout far;
@@ -280,6 +281,8 @@ inline bool adds_entries(const DeviceKernel& kernel, std::int64_t tokens, const 
                          const Sizes& sizes) {
   return f.d_weight && f.d_weight_dtype != DType::f32 && !sums_weight(kernel, tokens, f, sizes);
 }
+// Returns whether hidden states of 16 bits are widened to f32, a chunk at a time.
+inline bool widens_hidden(const HeadFeatures& f) { return f.narrow_hidden != DType::f32; }
 inline bool wants_gradients(const HeadFeatures& f) { return f.d_hidden || f.d_weight || f.d_bias; }
 // Returns whether chunks have the tokens with a target first, so that ignored ones cost nothing.
 // The far field orders its tokens itself. A separate pass for d_weight would copy hidden again for

@@ -126,7 +126,12 @@ ForwardCall Run::chunk_call(const ForwardCall& of, std::int64_t first, std::int6
   const std::int64_t slot = first * c.shape.targets_per_token;
   c.shape.tokens = count;
   c.first_token = first;
-  c.hidden = advance(c.hidden, first * c.hidden_stride, c.shape.dtype);
+  if (widens_hidden(features)) {
+    c.hidden = at<float>(layout.wide_hidden);
+    c.hidden_stride = c.shape.dim;
+  } else {
+    c.hidden = advance(c.hidden, first * c.hidden_stride, c.shape.dtype);
+  }
   const auto place = [&](float* output, std::int64_t offset, std::size_t own, bool needed = true) {
     return output != nullptr ? output + offset : needed ? at<float>(own) : nullptr;
   };
@@ -162,6 +167,14 @@ ForwardCall Run::call_by_rows(const std::int32_t* rows, std::int64_t first,
   of.lse = of.log_prob = of.target_logit = of.entropy = of.weighted_sum = nullptr;
   of.argmax = nullptr;
   return chunk_call(of, first, count);
+}
+
+void Run::widen_hidden(const ForwardCall& chunk) const {
+  if (!widens_hidden(features)) return;
+  const DType dtype = features.narrow_hidden;
+  widen_rows(advance(all.hidden, chunk.first_token * all.hidden_stride, dtype), dtype,
+             all.hidden_stride, chunk.shape.tokens, chunk.shape.dim, at<float>(layout.wide_hidden),
+             chunk.stream);
 }
 
 VocabRanges Run::aliased_ranges() const {

@@ -102,6 +102,9 @@ class Run {
   // Returns the call for positions [first, first + count) of an order of tokens, `rows` [all
   // tokens]. Outputs are in the workspace; scatter_outputs brings them to the caller's.
   ForwardCall call_by_rows(const std::int32_t* rows, std::int64_t first, std::int64_t count) const;
+  // Writes the hidden states of a chunk_call in f32, where they are of 16 bits beside an f32
+  // weight.
+  void widen_hidden(const ForwardCall& chunk) const;
   // Clears the gradients of a call without tokens.
   void clear_weights() const;
 

@@ -83,14 +83,15 @@ HeadShape require_order_source(const Context& context, const ConstTensorView& hi
                                const Sharding& sharding) {
   if (!is_sharded(sharding)) {
     const HeadShape shape = require_head(hidden, weight, bias);
-    require_products(hidden, weight, context.device().kind, false);
+    if (context.device().kind != DeviceKind::cpu)
+      require_one_dtype(hidden, weight, "for an order on a GPU");
     return shape;
   }
   HeadShape shape;
   together(sharding, [&] {
     require_device(sharding, context.device().kind);
     shape = require_head(hidden, weight, bias, 0, columns_of(sharding));
-    require_products(hidden, weight, context.device().kind, true);
+    require_one_dtype(hidden, weight, "with a sharding");
     require_sharding(sharding, shape.vocab);
     require_rows(sharding);
   });

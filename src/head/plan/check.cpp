@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <utility>
 
 #include "head/plan/choose.h"
 #include "head/validate.h"
@@ -18,6 +17,37 @@ bool allows(const PlanRequest& request, PlanKind kind) {
 bool allows_far(const PlanRequest& request) {
   return allows(request, PlanKind::far_backward) || allows(request, PlanKind::far_both);
 }
+
+namespace {
+
+// Checks the dtypes of operands that differ, and those of gradients.
+void check_operands(const HeadShape& shape, const HeadFeatures& f) {
+  struct Operand {
+    std::string_view name, gradient;
+    DType narrow, gradient_dtype;
+  };
+  for (const Operand& of :
+       {Operand{"narrow_hidden", "d_hidden_dtype", f.narrow_hidden, f.d_hidden_dtype},
+        Operand{"narrow_weight", "d_weight_dtype", f.narrow_weight, f.d_weight_dtype}}) {
+    const bool narrow = of.narrow != DType::f32;
+    require(is_head_float(of.narrow), of.name, ": expected bf16, f16, or f32 for none, got ",
+            name_of(of.narrow));
+    require(!narrow || shape.dtype == DType::f32, of.name, ": ", name_of(of.narrow),
+            " is beside f32, dtype is ", name_of(shape.dtype));
+    const DType own = narrow ? of.narrow : shape.dtype;
+    const DType dtype = of.gradient_dtype;
+    require(dtype == DType::f32 || dtype == own, of.gradient, ": expected f32",
+            own == DType::f32 ? "" : concat(" or ", name_of(own)), ", got ", name_of(dtype));
+  }
+  const bool differ = f.narrow_hidden != DType::f32 || f.narrow_weight != DType::f32;
+  require(f.narrow_hidden == DType::f32 || f.narrow_weight == DType::f32,
+          "narrow_hidden: expected f32 for none beside narrow_weight ", name_of(f.narrow_weight),
+          ", got ", name_of(f.narrow_hidden));
+  if (differ && f.vocab_ranks > 0)
+    throw Unsupported("narrow_hidden, narrow_weight: expected one dtype with a sharding");
+}
+
+}  // namespace
 
 void check_request(const HeadShape& shape, const HeadFeatures& features,
                    const PlanRequest& request) {
@@ -46,18 +76,7 @@ void check_request(const HeadShape& shape, const HeadFeatures& features,
     require(request.device.kind == DeviceKind::cuda, "precision: ", name,
             " is for a GPU, the device is a CPU");
   }
-  // On a CPU a tensor of 16 bits may be beside one of f32.
-  const bool mixed = shape.dtype == DType::f32 && request.device.kind == DeviceKind::cpu;
-  for (const auto& [name, dtype] :
-       {std::pair<std::string_view, DType>{"d_hidden_dtype", features.d_hidden_dtype},
-        {"d_weight_dtype", features.d_weight_dtype}}) {
-    require(dtype == DType::f32 || dtype == shape.dtype || (mixed && is_head_float(dtype)), name,
-            ": expected f32",
-            mixed                       ? ", bf16 or f16"
-            : shape.dtype == DType::f32 ? ""
-                                        : concat(" or ", name_of(shape.dtype)),
-            ", got ", name_of(dtype));
-  }
+  check_operands(shape, features);
   require(!request.kind.has_value() || *request.kind <= PlanKind::far_both,
           "kind: ", static_cast<int>(request.kind.value_or(PlanKind::forward)), " is no PlanKind");
   require(request.stored_fraction >= 0.0 && request.stored_fraction <= 1.0,

@@ -56,6 +56,15 @@ std::string expectation_text(const LossPlan& plan) {
                 " tokens by cuBLAS, of more where they count by a slower kernel");
 }
 
+// Returns the dtypes of hidden and weight.
+std::string operands_text(const LossPlan& plan) {
+  const HeadFeatures& f = plan.features;
+  const std::string dtype(name_of(plan.shape.dtype));
+  if (f.narrow_hidden != DType::f32) return concat(name_of(f.narrow_hidden), " hidden x ", dtype);
+  if (f.narrow_weight != DType::f32) return concat(dtype, " hidden x ", name_of(f.narrow_weight));
+  return dtype;
+}
+
 }  // namespace
 
 std::string LossPlan::explain() const {
@@ -64,7 +73,7 @@ std::string LossPlan::explain() const {
   std::snprintf(passes_text, sizeof(passes_text), "%.2f", passes);
   out << "plan " << name_of(kind) << ": " << passes_text << " passes over " << shape.tokens
       << " tokens x " << shape.vocab << " vocabulary entries x " << shape.dim << " ("
-      << name_of(shape.dtype)
+      << operands_text(*this)
       << (features.precision == Precision::ieee
               ? ""
               : concat(", GEMMs in ", name_of(features.precision)))

@@ -46,8 +46,10 @@ struct Splits {
   void* data = nullptr;
   std::int64_t kept = 0;
   bool ready = false;
+  DType dtype = DType::f32;  // of the operand, whatever Gemm's
 };
-// The same for operands of fp32 in Precision::bf16x3 (head/split_gemm.cu).
+// The same for operands of fp32 in Precision::bf16x3 (head/split_gemm.cu). One of f16 is split as
+// if it were widened; b of bf16 saves a product.
 void multiply_split(const Gemm& gemm, const Splits& a, const Splits& b, void* workspace,
                     Stream stream, std::size_t bytes);
 

@@ -83,8 +83,8 @@ struct TargetEntries {
 };
 void list_targets(const BlockCall& block, const TargetOrder& order, const TargetEntries& entries);
 
-// A gradient [rows, columns], f32 or the dtype of hidden, with contiguous columns. The stride
-// counts elements.
+// A gradient [rows, columns], f32, the dtype of hidden, or of 16 bits beside f32 hidden, with
+// contiguous columns. The stride counts elements.
 struct GradientOutput {
   void* data = nullptr;  // null: not wanted
   std::int64_t stride = 0;
@@ -132,6 +132,7 @@ struct GradientGemmsCall {
   std::int64_t dim = 0;
   DType dtype = DType::bf16;
   Precision precision = Precision::ieee;  // ForwardShape's
+  DType weight_dtype = DType::bf16;       // of weight and target_weight; another beside f32 alone
   // Tokens [0, fixed_tokens) are multiplied in any case. Of the others nothing is read behind the
   // last 256 that are `active`. A multiple of 256, or `tokens`.
   std::int32_t fixed_tokens = 0;
@@ -227,6 +228,10 @@ struct ScaleCall {
   Stream stream = nullptr;
 };
 void scale_gradients(const ScaleCall& call);
+
+// to [rows, columns] = rows of bf16 or f16, `stride` elements apart.
+void widen_rows(const void* from, DType dtype, std::int64_t stride, std::int64_t rows,
+                std::int64_t columns, float* to, Stream stream);
 
 // out = sums (+ out), cast to out.dtype. sums [rows, columns] contiguous; row i goes to row to[i]
 // of out (null: i).

@@ -84,6 +84,11 @@ struct ForwardShape {
   bool argmax = false;
   bool gradients = false;  // gradient_gemms is called afterwards
   Precision precision = Precision::ieee;
+  DType narrow_weight = DType::f32;  // of a weight of 16 bits beside f32 hidden; f32: `dtype`
+
+  LOGITLESS_HOST_DEVICE DType weight_dtype() const {
+    return narrow_weight == DType::f32 ? dtype : narrow_weight;
+  }
 };
 
 // Blocks are padded to multiples of this many tokens and vocabulary entries, which every kernel's
@@ -121,8 +126,9 @@ struct ListedRows {
   const std::int32_t* rows = nullptr;
 };
 
-// Operands of a chunk's forward. All pointers are of the device. hidden [tokens, dim] and weight
-// [vocab, dim] have rows of contiguous elements; row strides count elements.
+// Operands of a chunk's forward. All pointers are of the device. hidden [tokens, dim], of
+// shape.dtype, and weight [vocab, dim], of shape.weight_dtype(), have rows of contiguous elements;
+// row strides count elements.
 //
 // The rows of weight may be a shard of a larger vocabulary that the targets refer to. Sums,
 // entropies and block columns are then of this shard alone.

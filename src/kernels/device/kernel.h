@@ -109,9 +109,8 @@ struct DeviceKernel {
   // Returns why it does not support such a head, or empty.
   std::string (*unsupported)(const ForwardShape& shape);
   std::size_t (*workspace_bytes)(const ForwardShape& shape);
-  // Bytes of kernel_workspace for a chunk and blocks of at most so many vocabulary entries; null:
-  // all.
-  std::size_t (*gemms_bytes)(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
+  // Bytes of kernel_workspace for a chunk and blocks of at most so many vocabulary entries.
+  std::size_t (*gemms_bytes)(const ForwardShape& shape);
   // Returns what this process lacks to run it, such as a library, or empty. Null: nothing.
   const std::string& (*missing)();
   // Sets up what a thread needs once and must not set up during graph capture. Null: nothing.

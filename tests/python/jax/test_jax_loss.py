@@ -59,9 +59,11 @@ def test_16_bit(options, dtype):
 
 
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
-@pytest.mark.parametrize("shape, dim, vocab, budget", [((3, 7), 16, 101, None), ((256,), 64, 2000, "4MiB"), ((256,), 64, 2000, "1MiB")])
+@pytest.mark.parametrize("shape, dim, vocab, budget", [((3, 7), 16, 101, None), ((256,), 64, 2000, "4MiB"), ((256,), 64, 2000, "1280KiB")])
 def test_float32_hidden_states_beside_a_16_bit_weight(half, shape, dim, vocab, budget):
-    """Loss and gradient of hidden are exact to float32, by a copy of the weight or by blocks of it."""
+    """Loss and gradient of hidden are exact to float32."""
+    if budget is not None and not ON_CPU:
+        budget = BUDGET
     hidden, weight, targets, bias = problem(shape, dim, vocab)
     arrays = hidden, weight.astype(half), targets, bias
     value, gradients = value_and_grad(*arrays, memory_budget=budget)
@@ -74,17 +76,17 @@ def test_float32_hidden_states_beside_a_16_bit_weight(half, shape, dim, vocab, b
 
 @of_kernels
 def test_blocks_of_a_16_bit_weight():
-    """No float32 copy of the weight exists on a CPU, nor where blocks take less."""
-    kinds = (((256, 256), "float32"), ((20_000, 256), "bfloat16"), ((256,), "int32"))
+    """No float32 copy of the weight exists."""
+    kinds = (((256, 1024), "float32"), ((400_000, 1024), "bfloat16"), ((256,), "int32"))
     shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
 
     def held(budget):
         step = jax.value_and_grad(functools.partial(linear_cross_entropy, memory_budget=budget))
         return jax.jit(step).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
-    copy = 4 * 20_000 * 256
-    assert held("8MiB") < copy // 2 and held(None) < copy
-    assert (held("64MiB") < copy) == (jax.default_backend() == "cpu")
+    copy = 4 * 400_000 * 1024
+    for budget in ("192MiB", None, "2GiB"):
+        assert held(budget) < copy // 2
 
 
 @pytest.mark.parametrize(

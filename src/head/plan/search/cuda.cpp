@@ -208,7 +208,8 @@ void CudaSearch::offer_saved(std::int64_t vocab_block, Offers& offers) const {
 // Returns whether d_weight's memory may hold other numbers until its gradients are computed.
 bool CudaSearch::weight_is_free() const {
   const HeadFeatures& f = p_.features;
-  return f.d_weight && !f.accumulate && !f.d_weight_strided && f.gathered_rows == 0;
+  return f.d_weight && !f.accumulate && !f.d_weight_strided && f.gathered_rows == 0 &&
+         f.narrow_weight == DType::f32;  // rows of 16 bits may be misaligned for f32
 }
 
 // Returns whether it may hold exponentials of the forward.
@@ -339,6 +340,14 @@ double CudaSearch::computed_tokens(const cuda::Sizes& sizes) const {
                   all / 8.0);
 }
 
+// Returns DeviceRates::weight_bytes. A weight of 16 bits that is widened is read, written in fp32,
+// and read again.
+double CudaSearch::weight_bytes() const {
+  const bool widened =
+      p_.features.narrow_weight != DType::f32 && p_.features.precision != Precision::bf16x3;
+  return widened ? 10.0 : rates_.weight_bytes;
+}
+
 double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
   if (is_far(kind)) return far_seconds(kind, sizes);
   const HeadShape& shape = p_.shape;
@@ -360,7 +369,7 @@ double CudaSearch::seconds(PlanKind kind, const PlanSizes& sizes) const {
   const double strips =
       chunks * std::ceil(std::min(first, all) / static_cast<double>(cuda::kStripTokens));
   const double read = computed + (sizes.block_vocab > 0 && p_.features.d_hidden ? 1.0 : 0.0);
-  bytes += r.weight_bytes * strips * read * v * d;
+  bytes += weight_bytes() * strips * read * v * d;
   if (sizes.block_vocab > 0) {
     double vocab_blocks = sizes.stored_vocab > 0 ? 1.0 : 0.0;
     for (std::int64_t vocab_id = sizes.stored_vocab; vocab_id < shape.vocab; vocab_blocks += 1.0)

@@ -54,6 +54,7 @@ class CudaSearch final : public PlanSearch {
   double again(PlanKind kind, const PlanSizes& sizes) const;
   double apart(const PlanSizes& sizes) const;
   double computed_tokens(const cuda::Sizes& sizes) const;
+  double weight_bytes() const;
 
   const cuda::DeviceKernel& kernel_;
   const GpuCard card_;

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/cuda/cublas.h"
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/fast_math.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/device/numbers.cuh"
+#include "kernels/cuda/head/logit_strips.cuh"
 #include "kernels/cuda/head/sizes.h"
 #include "kernels/cuda/head/stored_logits.cuh"
 #include "kernels/cuda/head/targets.cuh"
@@ -27,21 +27,6 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kWide = 4;  // adjacent entries that a thread takes at once
 
 using Row = CublasRow;
-
-template <typename T>
-T* at(void* workspace, std::size_t offset) {
-  return reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + offset);
-}
-
-// Logits [tokens, vocab_count] of tokens from first_token and entries from vocab_begin on, without
-// scale, bias and softcap.
-struct Strip {
-  const float* logits;
-  std::int64_t stride;
-  std::int64_t first_token;
-  std::int64_t vocab_begin;
-  int vocab_count;
-};
 
 __device__ __forceinline__ float transformed(float raw, const ForwardCall& c,
                                              std::int64_t vocab_id) {
@@ -396,77 +381,8 @@ __global__ void __launch_bounds__(kThreads) find_tile_tops(const StoredRows rows
   }
 }
 
-// The rows that are multiplied: the hidden state, or a copy of few tokens with rows of zeros.
-struct Hidden {
-  const void* data;
-  std::int64_t stride, rows;
-};
-Hidden hidden_rows(const ForwardCall& c, const CublasLayout& layout) {
-  const std::int64_t tokens = c.shape.tokens, dim = c.shape.dim;
-  if (tokens >= kLeastCublasRows) return {c.hidden, c.hidden_stride, tokens};
-  const std::size_t element = size_of(c.shape.dtype), row = static_cast<std::size_t>(dim) * element;
-  auto* const copy = at<std::byte>(c.workspace, layout.padded);
-  const auto stream = static_cast<cudaStream_t>(c.stream);
-  const auto count = static_cast<std::size_t>(tokens);
-  require_cuda(
-      cudaMemcpy2DAsync(copy, row, c.hidden, static_cast<std::size_t>(c.hidden_stride) * element,
-                        row, count, cudaMemcpyDeviceToDevice, stream),
-      "copy of few tokens");
-  require_cuda(cudaMemsetAsync(copy + count * row, 0, (kLeastCublasRows - count) * row, stream),
-               "rows of zeros");
-  return {copy, dim, kLeastCublasRows};
-}
-
-// Multiplies the strips of a range of the vocabulary, ascending for each token, and calls
-// finish(strip, tokens) after each.
-template <typename Finish>
-void each_strip(const ForwardCall& c, std::int64_t vocab_begin, std::int64_t vocab_count,
-                const Finish& finish) {
-  const CublasLayout layout(c.shape);
-  const auto element = static_cast<std::int64_t>(size_of(c.shape.dtype));
-  const auto from = [&](const void* data, std::int64_t elements) {
-    return static_cast<const std::byte*>(data) + elements * element;
-  };
-  const std::int64_t end = vocab_begin + vocab_count;
-  const Hidden hidden = hidden_rows(c, layout);
-  for (std::int64_t token = 0; token < c.shape.tokens; token += layout.strip_tokens) {
-    const std::int64_t tokens = std::min(layout.strip_tokens, c.shape.tokens - token);
-    // A last strip of few tokens begins with tokens of the one before.
-    const std::int64_t before =
-        std::clamp<std::int64_t>(kLeastCublasRows - tokens, 0, hidden.rows - tokens);
-    const std::int64_t first = std::max<std::int64_t>(token - before, 0);
-    for (std::int64_t entry = vocab_begin; entry < end; entry += layout.strip_vocab) {
-      Gemm g;
-      g.dtype = c.shape.dtype;
-      g.precision = c.shape.precision;
-      g.m = std::max(tokens, std::min(kLeastCublasRows, hidden.rows));
-      g.n = std::min(layout.strip_vocab, end - entry);
-      g.k = c.shape.dim;
-      g.a = from(hidden.data, first * hidden.stride);
-      g.a_stride = hidden.stride;
-      g.b = from(c.weight, entry * c.weight_stride);
-      g.b_stride = c.weight_stride;
-      g.b_transposed = true;
-      g.c = at<float>(c.workspace, layout.strip);
-      g.c_stride = layout.strip_vocab;
-      if (g.precision == Precision::bf16x3) {
-        const Splits of_hidden = {at<void>(c.workspace, layout.split_hidden),
-                                  kept_stretches(layout.strip_tokens, g.k), entry > vocab_begin};
-        multiply_split(g, of_hidden, {at<void>(c.workspace, layout.split_weight)},
-                       at<void>(c.workspace, layout.gemm), c.stream, layout.gemm_bytes);
-      } else {
-        cublas_multiply(g, at<void>(c.workspace, layout.gemm), c.stream, layout.gemm_bytes);
-      }
-      finish(Strip{g.c + (token - first) * g.c_stride, g.c_stride, token, entry,
-                   static_cast<int>(g.n)},
-             static_cast<unsigned>(tokens));
-      require_cuda(cudaGetLastError(), "strip of logits");
-    }
-  }
-}
-
-// Calls finish(strip, tokens) for the strips of each_strip over the vocabulary, with results in the
-// memory of c.block.
+// Calls finish(strip, tokens) for the strips of LogitStrips over the vocabulary, with results in
+// the memory of c.block.
 template <typename Finish>
 void each_stored_strip(const ForwardCall& c, const Finish& finish) {
   const CublasLayout layout(c.shape);
@@ -514,14 +430,14 @@ void forward_of_strips(const ForwardCall& c, const Each& each) {
 }  // namespace
 
 void cublas_forward(const ForwardCall& c) {
-  forward_of_strips(c, [&](const auto& finish) { each_strip(c, 0, c.shape.vocab, finish); });
+  forward_of_strips(c, [&](const auto& finish) { LogitStrips(c, 0, c.shape.vocab).each(finish); });
 }
 
 void cublas_store(const ForwardCall& c, const float* logit_bias, float* results, float* tile_tops) {
   if (c.shape.tokens == 0) return;
   const auto stream = static_cast<cudaStream_t>(c.stream);
   const StoredRows rows = stored_rows(c, tile_tops, results, logit_bias);
-  each_strip(c, 0, c.shape.vocab, [&](const Strip& strip, unsigned tokens) {
+  LogitStrips(c, 0, c.shape.vocab).each([&](const Strip& strip, unsigned tokens) {
     keep_strip<<<tokens, kThreads, 0, stream>>>(strip, results, rows.stride);
   });
   (rows.general()
@@ -539,7 +455,7 @@ void cublas_gradient_block(const BlockCall& b) {
   const ForwardCall& c = b.chunk;
   if (c.shape.tokens == 0) return;
   const auto stream = static_cast<cudaStream_t>(c.stream);
-  each_strip(c, b.vocab_begin, b.vocab_count, [&](const Strip& strip, unsigned tokens) {
+  LogitStrips(c, b.vocab_begin, b.vocab_count).each([&](const Strip& strip, unsigned tokens) {
     with_type(c.shape.dtype, [&](auto type) {
       fill_strip<decltype(type)><<<tokens, kThreads, 0, stream>>>(b, strip);
     });

@@ -1,5 +1,6 @@
 // Writes gradients into the caller's tensors: zero_gradient, round_sums (fp32 sums cast to the
-// tensor's dtype) and scale_gradients (times the upstream gradient of the loss).
+// tensor's dtype) and scale_gradients (times the upstream gradient of the loss). And the cast the
+// other way, widen_rows.
 #include <algorithm>
 
 #include "kernels/cuda/device/error.cuh"
@@ -28,6 +29,36 @@ __global__ void __launch_bounds__(kThreads)
     for (std::int64_t c = threadIdx.x; c < columns; c += kThreads) {
       const float value = sums[row * columns + c];
       to[c] = rounded<T>(out.add ? as_float(to[c]) + value : value);
+    }
+  }
+}
+
+constexpr int kWiden = 8;  // adjacent elements of a thread, 16 bytes of 16 bits
+
+// to [rows, columns], a thread for kWiden columns of some rows. aligned: all rows of both begin at
+// multiples of 16 bytes, and end at multiples of kWiden columns.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    widen(const T* from, std::int64_t stride, std::int64_t rows, std::int64_t columns, float* to,
+          bool aligned) {
+  struct alignas(16) Pack {
+    T values[kWiden];
+  };
+  const std::int64_t first = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kWiden;
+  if (first >= columns) return;
+  for (std::int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    const T* const x = from + row * stride + first;
+    float* const y = to + row * columns + first;
+    if (!aligned) {
+      for (int i = 0; i < kWiden && first + i < columns; ++i) y[i] = as_float(x[i]);
+      continue;
+    }
+    const Pack pack = *reinterpret_cast<const Pack*>(x);
+#pragma unroll
+    for (int i = 0; i < kWiden; i += 4) {
+      *reinterpret_cast<float4*>(y + i) =
+          make_float4(as_float(pack.values[i]), as_float(pack.values[i + 1]),
+                      as_float(pack.values[i + 2]), as_float(pack.values[i + 3]));
     }
   }
 }
@@ -122,6 +153,23 @@ void round_sums(const float* sums, std::int64_t rows, std::int64_t columns,
                                  static_cast<cudaStream_t>(stream)>>>(sums, rows, columns, out, to);
   });
   require_cuda(cudaGetLastError(), "launching the cast of a gradient's sums");
+}
+
+void widen_rows(const void* from, DType dtype, std::int64_t stride, std::int64_t rows,
+                std::int64_t columns, float* to, Stream stream) {
+  if (rows == 0) return;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(from) % 16 == 0 && stride % kWiden == 0 &&
+                       columns % kWiden == 0;
+  constexpr std::int64_t kPart = std::int64_t{kThreads} * kWiden;
+  const dim3 grid(static_cast<unsigned>((columns + kPart - 1) / kPart),
+                  static_cast<unsigned>(std::min(rows, kMostRowBlocks)));
+  const auto launch = [&](auto type) {
+    using T = decltype(type);
+    widen<<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+        static_cast<const T*>(from), stride, rows, columns, to, aligned);
+  };
+  dtype == DType::bf16 ? launch(__nv_bfloat16{}) : launch(__half{});
+  require_cuda(cudaGetLastError(), "launching the cast of 16-bit rows");
 }
 
 }  // namespace logitless::cuda

@@ -57,8 +57,9 @@ struct Tail {
 };
 
 // A strip of d_hidden: sums [rows, dim] of tokens from `first` on. A thread block for each token.
-// last_active: of a strip by sum_counted_hidden (CountedStrip); null: all rows have sums.
-template <typename T, typename Out, int kWide>
+// last_active: of a strip by sum_counted_hidden (CountedStrip); null: all rows have sums. Weight:
+// the type of weight and target_weight.
+template <typename T, typename Weight, typename Out, int kWide>
 __global__ void __launch_bounds__(kThreads)
     finish_hidden(const GradientGemmsCall c, const Tail tail, const float* sums, std::int64_t first,
                   const int* last_active) {
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(kThreads)
                                   : counted_rows(*last_active, first, static_cast<int>(gridDim.x));
   Out* const to = static_cast<Out*>(c.d_hidden.data) + row * c.d_hidden.stride;
   const bool apart = c.target_weight != nullptr;
-  const T* const weight = static_cast<const T*>(apart ? c.target_weight : c.weight);
+  const auto* const weight = static_cast<const Weight*>(apart ? c.target_weight : c.weight);
   const std::int64_t stride = apart ? c.target_stride : c.weight_stride;
   for (std::int64_t d = threadIdx.x * kWide; d < c.dim; d += kThreads * kWide) {
     float v[kWide] = {};
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
       add<kWide>(v, 1.0f, from + std::int64_t{part} * counted.part_rows * c.dim + d);
     for (int j = 0; j < tail.count; ++j)
       add<kWide>(v, as_float(static_cast<const T*>(tail.block)[row * tail.stride + j]),
-                 static_cast<const T*>(tail.weight) + j * c.weight_stride + d);
+                 static_cast<const Weight*>(tail.weight) + j * c.weight_stride + d);
 #pragma unroll
     for (float& value : v) value *= factor;
     if (c.weight_sum != nullptr) add<kWide>(v, gamma, c.weight_sum + d);
@@ -182,17 +183,23 @@ bool is_wide(const void* data, std::int64_t stride, DType dtype) {
   return stride % kMostWide == 0 &&
          reinterpret_cast<std::uintptr_t>(data) % (kMostWide * size_of(dtype)) == 0;
 }
-// f(type of the operands, type of the output, elements at once)
+template <typename F>
+void with_width(bool wide, const F& f) {
+  wide ? f(std::integral_constant<int, kMostWide>{}) : f(std::integral_constant<int, 1>{});
+}
+// f(type of the operands, type of the output, elements at once). The output is f32, of the dtype of
+// the operands, or of 16 bits beside f32 operands.
 template <typename F>
 void with_types(DType dtype, DType out, bool wide, const F& f) {
-  const auto with_width = [&](auto type, auto out_type) {
-    wide ? f(type, out_type, std::integral_constant<int, kMostWide>{})
-         : f(type, out_type, std::integral_constant<int, 1>{});
+  const auto with_output = [&](auto type, auto out_type) {
+    with_width(wide, [&](auto at_once) { f(type, out_type, at_once); });
   };
-  const auto with_output = [&](auto type) {
-    out == DType::f32 ? with_width(type, float{}) : with_width(type, type);
+  if (dtype == DType::f32)
+    return with_type(out, [&](auto out_type) { with_output(float{}, out_type); });
+  const auto narrow = [&](auto type) {
+    out == DType::f32 ? with_output(type, float{}) : with_output(type, type);
   };
-  with_type(dtype, with_output);
+  dtype == DType::bf16 ? narrow(__nv_bfloat16{}) : narrow(__half{});
 }
 
 // Elements of 16 bytes in 16 bit. Products whose contiguous dimensions are multiples of it are
@@ -209,13 +216,14 @@ class StripGemms {
         products_(sums_ + strip_floats(rows_, c.dim)),
         bytes_(std::min(kCublasBytes, strip_floats(rows_, c.dim) * sizeof(float))),
         splits_of_a_(static_cast<std::byte*>(products_) + bytes_),
+        widens_(widens_weight(c.dtype, c.weight_dtype, c.precision)),
         ranges_(c.ranges.count),
         counted_rows_(c.fixed_tokens < c.tokens ? counted_strip_rows(rows_, c.dim) : rows_) {}
 
   void make_hidden() const {
     const bool wide = is_wide(c_.d_hidden.data, c_.d_hidden.stride, c_.d_hidden.dtype) &&
-                      is_wide(c_.weight, c_.weight_stride, c_.dtype) &&
-                      is_wide(c_.target_weight, c_.target_stride, c_.dtype) &&
+                      is_wide(c_.weight, c_.weight_stride, c_.weight_dtype) &&
+                      is_wide(c_.target_weight, c_.target_stride, c_.weight_dtype) &&
                       is_wide(c_.weight_sum, c_.dim, DType::f32);
     for (std::int64_t first = 0, count = 0; first < c_.tokens; first += count) {
       const bool fixed = first < c_.fixed_tokens;
@@ -227,12 +235,7 @@ class StripGemms {
       } else {
         sum_hidden(first, count);
       }
-      with_types(c_.dtype, c_.d_hidden.dtype, wide, [&](auto type, auto out, auto at_once) {
-        finish_hidden<decltype(type), decltype(out), decltype(at_once)::value>
-            <<<static_cast<unsigned>(count), kThreads, 0, stream_>>>(
-                c_, tail, sums_, first, fixed ? nullptr : last_active());
-      });
-      require_cuda(cudaGetLastError(), "strip of d_hidden");
+      finish_hidden_strip(tail, first, count, fixed ? nullptr : last_active(), wide);
     }
   }
 
@@ -269,10 +272,10 @@ class StripGemms {
   Tail multiply_hidden(std::int64_t first, std::int64_t count) const {
     Tail tail;
     for (int r = 0; r < std::max(ranges_, 1); ++r) {
-      Gemm g =
-          gemm(block(r), first * block(r).stride, c_.weight, vocab_first(r) * c_.weight_stride);
+      Gemm g = gemm(block(r), first * block(r).stride);
       g.m = count;
       g.k = vocab_count(r);
+      g.b = weight_row(vocab_first(r));
       g.b_stride = c_.weight_stride;
       g.adds = r > 0;
       if (g.k > kAligned) {
@@ -280,16 +283,53 @@ class StripGemms {
         g.k -= tail.count;
         tail.block = at(block(r).data, g.k);
         tail.stride = block(r).stride;
-        tail.weight = at(c_.weight, (vocab_first(r) + g.k) * c_.weight_stride);
+        tail.weight = weight_row(vocab_first(r) + g.k);
       }
-      multiply(g, {splits_of_b(g.k)});
+      widens_ ? multiply_widened(g)
+              : multiply(g, {.data = splits_of_b(g.k), .dtype = c_.weight_dtype});
     }
     return tail;
+  }
+  // The product of `all` with rows of the weight that are widened a stretch at a time.
+  void multiply_widened(const Gemm& all) const {
+    const std::int64_t most = wide_rows(c_.block_vocab, c_.dim);
+    const std::int64_t row = c_.weight_stride * static_cast<std::int64_t>(size_of(c_.weight_dtype));
+    auto* const wide = reinterpret_cast<float*>(splits_of_a_);
+    for (std::int64_t first = 0; first < all.k; first += most) {
+      Gemm g = all;
+      g.k = std::min(most, all.k - first);
+      g.a = at(all.a, first);
+      g.b = wide;
+      g.b_stride = c_.dim;
+      g.adds = all.adds || first > 0;
+      widen_rows(static_cast<const std::byte*>(all.b) + first * row, c_.weight_dtype,
+                 c_.weight_stride, g.k, c_.dim, wide, c_.stream);
+      multiply(g, {});
+    }
+  }
+  // Makes a strip of d_hidden of its sums. Beside a 16-bit weight it is f32, as hidden is.
+  void finish_hidden_strip(const Tail& tail, std::int64_t first, std::int64_t count,
+                           const int* last_active, bool wide) const {
+    const auto launch = [&](auto type, auto weight, auto out, auto at_once) {
+      finish_hidden<decltype(type), decltype(weight), decltype(out), decltype(at_once)::value>
+          <<<static_cast<unsigned>(count), kThreads, 0, stream_>>>(c_, tail, sums_, first,
+                                                                   last_active);
+    };
+    if (c_.weight_dtype != c_.dtype) {
+      with_type(c_.weight_dtype, [&](auto weight) {
+        with_width(wide, [&](auto at_once) { launch(float{}, weight, float{}, at_once); });
+      });
+    } else {
+      with_types(c_.dtype, c_.d_hidden.dtype, wide,
+                 [&](auto type, auto out, auto at_once) { launch(type, type, out, at_once); });
+    }
+    require_cuda(cudaGetLastError(), "strip of d_hidden");
   }
   // sums = block^T . hidden of the first fixed_tokens, for entries [first, first + count) of range
   // r.
   void multiply_weight(int r, std::int64_t first, std::int64_t count) const {
-    Gemm g = gemm(block(r), first, c_.factored_hidden, 0);
+    Gemm g = gemm(block(r), first);
+    g.b = c_.factored_hidden;
     // Rows beyond the block's last, of its padding, are not read afterwards.
     g.m = ceil_div(count, kAligned) * kAligned;
     if (g.m > rows_ || first + g.m > block(r).stride) g.m = count;
@@ -304,7 +344,7 @@ class StripGemms {
     for (int r = 0; r < std::max(ranges_, 1); ++r) {
       CountedStrip strip = counted_strip(block(r), first, count);
       strip.block = at(block(r).data, first * block(r).stride);
-      strip.right = at(c_.weight, vocab_first(r) * c_.weight_stride);
+      strip.right = weight_row(vocab_first(r));
       strip.right_stride = c_.weight_stride;
       strip.contracted = static_cast<int>(vocab_count(r));
       strip.adds = r > 0;
@@ -349,15 +389,18 @@ class StripGemms {
     return static_cast<const std::byte*>(data) +
            elements * static_cast<std::int64_t>(size_of(c_.dtype));
   }
-  // A product into the strip; offsets count elements.
-  Gemm gemm(const LogitBlock& a, std::int64_t a_first, const void* b, std::int64_t b_first) const {
+  const void* weight_row(std::int64_t entry) const {
+    return static_cast<const std::byte*>(c_.weight) +
+           entry * c_.weight_stride * static_cast<std::int64_t>(size_of(c_.weight_dtype));
+  }
+  // A product of a part of a block into the strip; the offset counts elements.
+  Gemm gemm(const LogitBlock& a, std::int64_t a_first) const {
     Gemm g;
     g.dtype = c_.dtype;
     g.precision = c_.precision;
     g.n = c_.dim;
     g.a = at(a.data, a_first);
     g.a_stride = a.stride;
-    g.b = at(b, b_first);
     g.c = sums_;
     g.c_stride = c_.dim;
     return g;
@@ -380,7 +423,8 @@ class StripGemms {
   float* sums_;        // the strip
   void* products_;     // cuBLAS's workspace
   std::size_t bytes_;
-  std::byte* splits_of_a_;  // of bf16x3, and behind them those of b
+  std::byte* splits_of_a_;  // of bf16x3, and behind them those of b; or f32 rows of the weight
+  bool widens_;             // rows of the weight
   int ranges_;
   std::int64_t counted_rows_;  // of a strip without cuBLAS
 };
@@ -392,7 +436,8 @@ class StripGemms {
 void cublas_gradient_gemms(const GradientGemmsCall& c) {
   const bool has_weight = c.d_weight.data != nullptr;
   if (c.tokens == 0 || (c.d_hidden.data == nullptr && !has_weight)) return;
-  const StripGemms gemms(c, cublas_strip_rows(c.dim, c.precision));
+  const bool widens = widens_weight(c.dtype, c.weight_dtype, c.precision);
+  const StripGemms gemms(c, cublas_strip_rows(c.dim, c.precision, widens));
   if (c.d_hidden.data != nullptr) gemms.make_hidden();
   if (c.hidden_done != nullptr) {
     require_cuda(cudaEventRecord(static_cast<cudaEvent_t>(c.hidden_done),

@@ -79,9 +79,7 @@ std::string rows_unsupported(const ForwardCall& c) {
 std::size_t hopper_workspace_bytes(const ForwardShape& shape) {
   const std::size_t forward = TileLayout(shape).total;
   // The gradient GEMMs reuse the forward's workspace.
-  return shape.gradients
-             ? std::max(forward, hopper_gemms_bytes(shape.tokens, shape.dim, shape.vocab))
-             : forward;
+  return shape.gradients ? std::max(forward, hopper_gemms_bytes(shape)) : forward;
 }
 
 int hopper_hidden_parts(std::int64_t tokens, std::int64_t dim) {
@@ -110,8 +108,8 @@ std::size_t hopper_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64
   return hopper_pace_bytes(tokens, dim, vocab_count) * static_cast<std::size_t>(parts) +
          static_cast<std::size_t>(sums) * sizeof(float);
 }
-std::size_t hopper_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count) {
-  return hopper_gemms_bytes(tokens, dim, vocab_count, hopper_hidden_parts(tokens, dim));
+std::size_t hopper_gemms_bytes(const ForwardShape& s) {
+  return hopper_gemms_bytes(s.tokens, s.dim, s.vocab, hopper_hidden_parts(s.tokens, s.dim));
 }
 
 std::int64_t strip_rows(std::int64_t most, std::int64_t tokens, std::int64_t vocab_count) {
@@ -148,16 +146,24 @@ std::string sm80_far_call_unsupported(const ForwardCall& c) {
 
 std::size_t sm80_workspace_bytes(const ForwardShape& shape) {
   const std::size_t forward = TileLayout(shape).total;
-  return shape.gradients
-             ? std::max(forward, cublas_gemms_bytes(shape.tokens, shape.dim, shape.vocab))
-             : forward;
+  return shape.gradients ? std::max(forward, cublas_gemms_bytes(shape)) : forward;
 }
 
 namespace {
 
 constexpr std::int64_t kStripBytes = std::int64_t{16} << 20;
 
+// Returns the multiple of kBlockPadding rows that so many bytes of fp32 hold, at least one.
+std::int64_t rows_of(std::int64_t bytes, std::int64_t dim) {
+  return std::max<std::int64_t>(1, bytes / (dim * 4) / kBlockPadding) * kBlockPadding;
+}
+bool widens(const ForwardShape& s) { return widens_weight(s.dtype, s.weight_dtype(), s.precision); }
+
 }  // namespace
+
+std::int64_t wide_rows(std::int64_t vocab_count, std::int64_t dim) {
+  return std::min(rows_of(2 * kStripBytes, dim), padded_vocab(ceil_div(vocab_count, 4)));
+}
 
 // The entries of a strip do not depend on the tokens, whose bits would then depend on the chunk. A
 // quarter of the vocabulary keeps the strips of small heads small.
@@ -165,6 +171,8 @@ CublasLayout::CublasLayout(const ForwardShape& s) {
   const bool splits = s.precision == Precision::bf16x3;  // and reads the weight for each strip
   strip_vocab = std::min<std::int64_t>(splits ? kMostSplitStripVocab : kMostStripVocab,
                                        padded_vocab(ceil_div(s.vocab, 4)));
+  const bool wide = widens(s);
+  if (wide) strip_vocab = std::min(strip_vocab, wide_rows(s.vocab, s.dim));
   strip_tokens = std::min(padded_tokens(s.tokens), kStripTokens);
   if (!splits)
     strip_tokens =
@@ -184,6 +192,7 @@ CublasLayout::CublasLayout(const ForwardShape& s) {
   };
   split_hidden = take_splits(shared_split_bytes(strip_tokens, s.dim));
   split_weight = take_splits(stretch_bytes(strip_vocab, s.dim));
+  wide_weight = take(wide ? strip_vocab * s.dim * 4 : 0);
 }
 std::size_t CublasLayout::take(std::int64_t bytes) {
   const std::size_t at = total;
@@ -227,42 +236,43 @@ std::string bf16x3_unsupported(const ForwardShape& s) {
 std::size_t cublas_workspace_bytes(const ForwardShape& shape) {
   const std::size_t forward = CublasLayout(shape).total;
   // The gradient GEMMs reuse the forward's workspace.
-  return shape.gradients
-             ? std::max(forward, cublas_gemms_bytes(shape.tokens, shape.dim, shape.vocab))
-             : forward;
+  return shape.gradients ? std::max(forward, cublas_gemms_bytes(shape)) : forward;
 }
 
-std::int64_t cublas_strip_rows(std::int64_t dim, Precision precision) {
-  std::int64_t rows = kStripBytes / (dim * 4);
-  if (precision == Precision::bf16x3)
-    rows = std::min(2 * kStripBytes / (dim * 4), 4 * kStripBytes / (kSplitStretch * 3 * 2));
-  return std::max<std::int64_t>(1, rows / kBlockPadding) * kBlockPadding;
+std::int64_t cublas_strip_rows(std::int64_t dim, Precision precision, bool widens_weight) {
+  const bool splits = precision == Precision::bf16x3;
+  const std::int64_t rows = rows_of((splits || widens_weight ? 2 : 1) * kStripBytes, dim);
+  constexpr std::int64_t kMostSplit = 4 * kStripBytes / (kSplitStretch * 3 * 2);
+  return splits ? std::min(rows, kMostSplit / kBlockPadding * kBlockPadding) : rows;
 }
 
 namespace {
+std::int64_t gemm_rows(const ForwardShape& s) {
+  const std::int64_t most = cublas_strip_rows(s.dim, s.precision, widens(s));
+  return strip_rows(most, s.tokens, s.vocab);
+}
+// Bytes of a strip's sums and of cuBLAS.
 std::size_t gemms_bytes(std::int64_t rows, std::int64_t dim) {
   const std::size_t strip = strip_floats(rows, dim) * sizeof(float);
   return strip + std::min(kCublasBytes, strip);
 }
 }  // namespace
 
-std::size_t cublas_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count) {
-  return gemms_bytes(strip_rows(cublas_strip_rows(dim, Precision::ieee), tokens, vocab_count), dim);
+std::size_t cublas_gemms_bytes(const ForwardShape& s) {
+  const std::int64_t wide = widens(s) ? wide_rows(s.vocab, s.dim) * s.dim * 4 : 0;
+  return gemms_bytes(gemm_rows(s), s.dim) + static_cast<std::size_t>(wide);
 }
 
 std::size_t bf16x3_workspace_bytes(const ForwardShape& shape) {
   const std::size_t forward = CublasLayout(shape).total;
-  return shape.gradients
-             ? std::max(forward, bf16x3_gemms_bytes(shape.tokens, shape.dim, shape.vocab))
-             : forward;
+  return shape.gradients ? std::max(forward, bf16x3_gemms_bytes(shape)) : forward;
 }
 
-std::size_t bf16x3_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count) {
-  const std::int64_t rows =
-      strip_rows(cublas_strip_rows(dim, Precision::bf16x3), tokens, vocab_count);
-  const std::size_t of_hidden = stretch_bytes(rows, vocab_count) + stretch_bytes(dim, vocab_count),
-                    of_weight = stretch_bytes(rows, tokens) + shared_split_bytes(dim, tokens);
-  return gemms_bytes(rows, dim) + std::max(of_hidden, of_weight);
+std::size_t bf16x3_gemms_bytes(const ForwardShape& s) {
+  const std::int64_t rows = gemm_rows(s);
+  const std::size_t of_hidden = stretch_bytes(rows, s.vocab) + stretch_bytes(s.dim, s.vocab),
+                    of_weight = stretch_bytes(rows, s.tokens) + shared_split_bytes(s.dim, s.tokens);
+  return gemms_bytes(rows, s.dim) + std::max(of_hidden, of_weight);
 }
 
 int loss_blocks(std::int64_t tokens) {

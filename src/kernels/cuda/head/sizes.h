@@ -22,7 +22,7 @@ std::string hopper_f16_unsupported(const ForwardShape& shape);
 std::size_t hopper_workspace_bytes(const ForwardShape& shape);
 // kernel_workspace bytes of the gradient GEMMs for a chunk and blocks of at most so many vocabulary
 // entries.
-std::size_t hopper_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
+std::size_t hopper_gemms_bytes(const ForwardShape& shape);
 
 // Gradient GEMMs by strips of fp32 results (gradient_sm80.cu): rows of a strip, at most `most`. A
 // small head has four strips, so that they need little memory.
@@ -39,14 +39,21 @@ std::size_t sm80_workspace_bytes(const ForwardShape& shape);
 // cublas_kernel.cu: any dtype, width and GPU with cuBLAS.
 std::string cublas_unsupported(const ForwardShape& shape);
 std::size_t cublas_workspace_bytes(const ForwardShape& shape);
-std::size_t cublas_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
-// The same in Precision::bf16x3, of f32 tensors alone.
+std::size_t cublas_gemms_bytes(const ForwardShape& shape);
+// The same in Precision::bf16x3, of f32 products alone.
 std::string bf16x3_unsupported(const ForwardShape& shape);
 std::size_t bf16x3_workspace_bytes(const ForwardShape& shape);
-std::size_t bf16x3_gemms_bytes(std::int64_t tokens, std::int64_t dim, std::int64_t vocab_count);
-// Most rows of a strip of gradient GEMMs: 16 MiB of fp32, or in bf16x3, which splits the weight
-// again for each strip of d_hidden, 32 MiB, and 64 of its own splits.
-std::int64_t cublas_strip_rows(std::int64_t dim, Precision precision);
+std::size_t bf16x3_gemms_bytes(const ForwardShape& shape);
+// Most rows of a strip of gradient GEMMs: 16 MiB of fp32, or 32 where the weight is split or
+// widened again for each strip of d_hidden, and in bf16x3 64 of its own splits.
+std::int64_t cublas_strip_rows(std::int64_t dim, Precision precision, bool widens_weight);
+// Returns whether rows of a 16-bit weight are widened to fp32 before they are multiplied. bf16x3
+// splits them as they are.
+inline bool widens_weight(DType dtype, DType weight_dtype, Precision precision) {
+  return weight_dtype != dtype && precision != Precision::bf16x3;
+}
+// Rows that are widened at a time: 32 MiB of fp32, or a quarter of a small vocabulary.
+std::int64_t wide_rows(std::int64_t vocab_count, std::int64_t dim);
 
 // Byte offsets in the workspace of a forward by tiles (tile_kernel.h).
 struct TileLayout {
@@ -99,6 +106,7 @@ struct CublasLayout {
   std::size_t gemm_bytes;
   std::size_t total = 0;
   std::size_t strip, gemm, rows, targets, padded, split_hidden, split_weight;
+  std::size_t wide_weight;  // f32 [strip_vocab, dim], where widens_weight
 
  private:
   std::size_t take(std::int64_t bytes);

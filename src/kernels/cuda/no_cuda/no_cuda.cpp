@@ -101,6 +101,9 @@ void add_bias_smoothing(const RowCoefficients*, std::int64_t, const float*, std:
 }
 void zero_gradient(const GradientOutput&, std::int64_t, std::int64_t, Stream) { refuse(); }
 void scale_gradients(const ScaleCall&) { refuse(); }
+void widen_rows(const void*, DType, std::int64_t, std::int64_t, std::int64_t, float*, Stream) {
+  refuse();
+}
 void round_sums(const float*, std::int64_t, std::int64_t, const GradientOutput&, Stream,
                 const std::int32_t*) {
   refuse();
