@@ -33,13 +33,13 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         hidden: [..., D], float32, bfloat16, float16 or float64, on any device. ``backend(hidden)`` returns whether the
             library's kernels serve it, or PyTorch's own operations.
         weight: [V, D], the dtype of hidden; under autocast both are cast. One of both may be float32 beside 16 bits, and
-            both are multiplied as float32. That copies 16-bit hidden states (4 N D bytes). A 16-bit weight is not
-            copied: kernels read it as it is, on a GPU with a strip of it in float32 (32 MiB), PyTorch's operations with a
-            block of it. It does not go with a sharded vocabulary. For hidden [N, D] weight may be [V, d_1, ..., d_K, D]:
-            a head for each position d, with target [N, d_1, ..., d_K] (or probabilities [N, V, d_1, ..., d_K]) and bias
-            [V, d_1, ..., d_K]. Any strides are accepted. A GPU copies hidden and weight if their rows are not contiguous
-            or not aligned to 16 bytes. A frozen one may be quantised: a ``QuantizedWeight``, or a weight of torchao or
-            bitsandbytes, of which a block is dequantised at a time.
+            both are multiplied as float32. Neither is copied: a CPU's kernels read both as they are. Those of a GPU
+            widen a chunk of 16-bit hidden states, or a strip of a 16-bit weight (32 MiB), at a time. PyTorch's
+            operations and sharded vocabularies cast all hidden states, and the latter take no 16-bit weight. For hidden
+            [N, D] weight may be [V, d_1, ..., d_K, D]: a head for each position d, with target [N, d_1, ..., d_K] (or
+            probabilities [N, V, d_1, ..., d_K]) and bias [V, d_1, ..., d_K]. Any strides are accepted. A GPU copies
+            hidden and weight if their rows are not contiguous or not aligned to 16 bytes. A frozen one may be quantised:
+            a ``QuantizedWeight``, or a weight of torchao or bitsandbytes, of which a block is dequantised at a time.
         target: [...] int32 or int64; or, with ``target_weight``, [..., K]: K weighted token ids per token; or class
             probabilities [..., V], float, for V up to 65536.
         bias: [V].

@@ -107,13 +107,23 @@ def vector(tensor: Optional[Tensor], x: Tensor) -> Optional[Tensor]:
     return tensor.contiguous()
 
 
-def operands(hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], compute) -> _engine.Tensors:
-    """Returns a head's inputs in the engine's form, by the C struct's names. A 16-bit weight beside fp32 hidden states
-    keeps its dtype."""
-    x = _operand(hidden, compute)
-    w = _operand(weight, None if hidden.dtype == compute == torch.float32 else compute)
+def mixes(hidden: Tensor, weight: Tensor, form: Form) -> bool:
+    """Returns whether the library multiplies tensors that differ in dtype as they are, one of them fp32."""
+    if form.compute != torch.float32 or form.shard.group or isinstance(weight, QuantizedWeight):
+        return False
+    wide = [t.dtype == torch.float32 for t in (hidden, weight)]
+    return sum(wide) == 1 and is_native(hidden) and is_native(weight)
+
+
+def operands(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor], compute, mixes: bool = False
+) -> _engine.Tensors:
+    """Returns a head's inputs in the engine's form, by the C struct's names. mixes: hidden and weight keep their dtypes.
+    A 16-bit weight beside fp32 hidden states does so in any case."""
+    x = _operand(hidden, None if mixes else compute)
+    w = _operand(weight, None if mixes or hidden.dtype == compute == torch.float32 else compute)
     b = vector(bias, x)
-    if b is not None and b.dtype not in (torch.float32, x.dtype):
+    if b is not None and b.dtype != torch.float32 and (mixes or b.dtype != x.dtype):
         b = b.to(torch.float32)
     return dict(hidden=x, weight=w, targets=vector(target, x), bias=b)
 
@@ -123,24 +133,25 @@ def gradients(tensors, inputs: _engine.Tensors, needs: int, waits: bool = False,
     else in fp32. tensors: hidden, weight and bias. waits: the upstream gradient is not known yet. device: of hidden's
     and weight's gradient, if not theirs."""
     x, made = inputs["hidden"], []
-    narrow = inputs["weight"].dtype != x.dtype  # of 16 bits beside fp32, as its gradient is
+    narrow = inputs["weight"].dtype != x.dtype  # one of both has 16 bits beside fp32, and gradients have their dtypes
     for t, needed, rounds in zip(tensors, bits(needs), (False, narrow, False)):
         if not needed:
             made.append(None)
             continue
-        exact = (x.dtype, torch.float32) if t.dim() > 1 or x.device.type == "cpu" else (accumulated(x.dtype),)
+        own = torch.float32 if narrow and t.dim() == 1 else x.dtype
+        exact = (own, torch.float32) if t.dim() > 1 or x.device.type == "cpu" else (accumulated(x.dtype),)
         dtype = t.dtype if t.dtype in exact or rounds else accumulated(x.dtype)
         where = t.device if device is None or t.dim() == 1 else device
         made.append(torch.empty(t.shape, dtype=saved_dtype(dtype) if waits else dtype, device=where))
     return dict(zip(("d_hidden", "d_weight", "d_bias"), made))
 
 
-def adds_to(main_grad: Optional[MainGrad], x: Tensor) -> bool:
-    """Returns whether the engine adds d_weight to main_grad itself, without memory of that size. x: hidden in the
+def adds_to(main_grad: Optional[MainGrad], w: Tensor) -> bool:
+    """Returns whether the engine adds d_weight to main_grad itself, without memory of that size. w: weight in the
     engine's form."""
-    if main_grad is None or not is_native(x) or main_grad.tensor.dtype not in (x.dtype, torch.float32):
+    if main_grad is None or not is_native(w) or main_grad.tensor.dtype not in (w.dtype, torch.float32):
         return False
-    return x.device.type == "cpu" or rows_are_aligned(main_grad.tensor)
+    return w.device.type == "cpu" or rows_are_aligned(main_grad.tensor)
 
 
 def finished(made: _engine.Tensors, tensors, waits: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,7 +171,7 @@ def run_cross_entropy(hidden, weight, target, bias, *more, waits: Optional[bool]
     options, lead = form.options, hidden.shape[:-1]
     none = options.reduction == "none"
     waits = not none if waits is None else waits
-    inputs = operands(hidden, weight, target, bias, form.compute)
+    inputs = operands(hidden, weight, target, bias, form.compute, mixes(hidden, weight, form))
     x = inputs["hidden"]
     number = dict(dtype=accumulated(x.dtype), device=x.device)
     loss = torch.empty(lead if none else (), **number)
@@ -169,7 +180,7 @@ def run_cross_entropy(hidden, weight, target, bias, *more, waits: Optional[bool]
     like = hidden, weight, bias
     # Without upstream gradients, those of reduction "none" have to wait.
     later = form.needs if none and grad_losses is None else 0
-    adds = bool(form.needs & WEIGHT) and inputs["weight"].dtype == x.dtype and adds_to(form.main_grad, x)
+    adds = bool(form.needs & WEIGHT) and adds_to(form.main_grad, inputs["weight"])
 
     def allocated(needs: int, waits: bool = False, device=None) -> _engine.Tensors:
         if form.main_grad is None or not needs & WEIGHT:
@@ -229,7 +240,7 @@ def head_results(outputs: _engine.Tensors) -> tuple[Tensor, Tensor, Tensor, Tens
 def run_head(hidden, weight, target, bias, form: Form):
     """Returns (log_prob, entropy, lse, argmax). log_prob is shaped as target, the others are [...]. argmax is -1 for
     ignored tokens. An entropy or argmax that is not asked for is empty."""
-    inputs = operands(hidden, weight, target, bias, form.compute)
+    inputs = operands(hidden, weight, target, bias, form.compute, mixes(hidden, weight, form))
     outputs = head_outputs(target, inputs["hidden"], form)
 
     def backward():
@@ -245,7 +256,7 @@ def run_head(hidden, weight, target, bias, form: Form):
 
 def run_head_backward(hidden, weight, target, bias, d_log_prob, d_entropy, d_lse, form: Form):
     """Returns (d_hidden, d_weight, d_bias); those that are not needed are empty."""
-    inputs = operands(hidden, weight, target, bias, form.compute)
+    inputs = operands(hidden, weight, target, bias, form.compute, mixes(hidden, weight, form))
     d_log_prob, d_entropy, d_lse = (vector(t, inputs["hidden"]) for t in (d_log_prob, d_entropy, d_lse))
     made = gradients((hidden, weight, bias), inputs, form.needs)
     cotangents = dict(lse=d_lse, log_prob=d_log_prob, entropy=d_entropy)

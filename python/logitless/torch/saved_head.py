@@ -38,7 +38,8 @@ class Problem(NamedTuple):
 
 def problem_of(hidden, weight, target, bias, form: Form, operand: Optional[Tensor] = None) -> Problem:
     """Returns the problem of a call. operand: weight in the engine's form, None if it has to be converted to it."""
-    inputs = run.operands(hidden, weight if operand is None else operand, target, bias, form.compute)
+    given, mixes = weight if operand is None else operand, run.mixes(hidden, weight, form)
+    inputs = run.operands(hidden, given, target, bias, form.compute, mixes)
     gradients = run.gradients((hidden, weight, bias), inputs, form.needs, device="meta")
     return Problem(form, inputs, run.head_outputs(inputs["targets"], inputs["hidden"], form), gradients)
 

@@ -52,6 +52,19 @@ def test_sum_of_microbatches(dtype, number):
     assert oracle.error(tensor, wanted) <= oracle.GRADIENT[coarser] and oracle.error(before, wanted) > 0.5
 
 
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+def test_two_dtypes(dtypes):
+    """The unrounded gradient of a bf16 weight beside fp32 hidden states, and of the reverse."""
+    hidden, weight = (t.detach().to(d).requires_grad_() for t, d in zip(made(torch.float32), dtypes))
+    target, upstream = made(torch.float32)[2], made(torch.float32)[4]
+    tensor = torch.ones(V, D)
+    losses(hidden, weight, target, None, tensor).backward(upstream)
+    x, w = oracle.leaves(hidden, weight)
+    oracle.loss(x, w, target, reduction="none").backward(upstream.double())
+    assert oracle.error(tensor, w.grad + 1.0) <= oracle.GRADIENT[torch.float32]
+    assert hidden.grad.dtype == dtypes[0] and oracle.error(hidden.grad, x.grad) <= oracle.GRADIENT[dtypes[0]]
+
+
 def test_small_gradients_are_not_rounded():
     """bf16 gradients of microbatches lose what float32 keeps."""
     weight = made(torch.bfloat16)[1]
@@ -103,8 +116,10 @@ def test_argmax():
 @pytest.mark.skipif(os.environ.get("LOGITLESS_TEST_DEVICE", "cpu") != "cpu", reason="a GPU's least plan takes more")
 def test_memory():
     """No memory of the weight's size where the library adds."""
-    for dtype, number in ((torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16)):
+    wide, half = torch.float32, torch.bfloat16
+    for dtype, of, number in ((wide,) * 3, (half, half, wide), (half,) * 3, (wide, half, wide), (half, wide, wide)):
         hidden, weight, target, bias, upstream = made(dtype, (64,), 128, 4096)
+        weight = weight.detach().to(of).requires_grad_()
         tensor = torch.zeros(4096, 128, dtype=number)
         taken = {}
         for name, function in (
