@@ -1,5 +1,5 @@
-// Sorting and running sums on a GPU: sorts have the bits of the CPU's executor, running sums differ
-// from it by the order of f64 sums.
+// Sorting and running results on a GPU: sorts and maxima have the bits of the CPU's executor,
+// running sums and products differ from it by the order of f64 operations.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
@@ -140,6 +140,90 @@ TEST(GpuOrder, RunningSums) {
       check("[4, 70, 3]", along(1), "y: %y", 4.0);
     }
   }
+}
+
+TEST(GpuOrder, RunningMaxima) {
+  for (const int reverse : {0, 1}) {
+    const auto along = [&](int axis) {
+      return concat("%y = cummax %x axis(", axis, ") reverse(", reverse, ")");
+    };
+    for (const int size : {1, 20, 257, 3000}) check(concat("[5, ", size, "]"), along(1), "y: %y");
+    check("[300, 5000]", along(0), "y: %y");
+  }
+}
+
+// Compares results on a GPU with the CPU's, given x and y.
+void check_running(const std::string& statement, const ir::Tensor& x, const ir::Tensor& y,
+                   const std::string& dtype) {
+  const std::optional<DeviceLimits> device = gpu();
+  const std::string shape = concat("[", x.shape[0], ", ", x.shape[1], "]");
+  const std::string text = concat("graph g(%x: ", dtype, shape, ", %y: ", dtype, shape, ") { ",
+                                  statement, " return r: %r }");
+  SCOPED_TRACE(text);
+  const Graph graph = Graph::parse(text, "test");
+  CompileOptions options;
+  options.device.kind = DeviceKind::cuda;
+  if (device) options.device = *device;
+  const CompiledProgram program = compile(graph, options);
+  if (!device) return;
+  ir::Tensors inputs = {{"x", x}, {"y", y}};
+  const ir::Tensors want = execute(compile(graph, {}), inputs);
+  const ir::Tensors got = execute_on_gpu(program, inputs, 2);
+  const double rounding = dtype == "f64" ? 1e-11 : dtype == "f32" ? 1e-6 : 1e-2;
+  const double least = statement.find("recurrence") != std::string::npos ? 1e-13 : 0.0;
+  for (std::size_t i = 0; i < x.data.size(); ++i) {
+    const double w = want.at("r").data[i], g = got.at("r").data[i];
+    ASSERT_TRUE(same(g, w) || std::abs(g - w) <= rounding * std::abs(w) + least)
+        << i << ": " << g << ", expected " << w;
+  }
+}
+
+TEST(GpuOrder, RunningProductsAndRecurrences) {
+  std::mt19937_64 rng(3);
+  const auto tensor = [](std::int64_t rows, std::int64_t size, auto&& draw) {
+    ir::Tensor t{{rows, size}, {}};
+    for (std::int64_t i = 0; i < rows * size; ++i) t.data.push_back(draw());
+    return t;
+  };
+  // Powers of two are exact in every dtype.
+  const auto factor = [&] {
+    return std::ldexp(rng() % 2 != 0 ? 1.0 : -1.0, static_cast<int>(rng() % 3) - 1);
+  };
+  const auto seldom = [&](double other) { return rng() % 700 == 0 ? other : factor(); };
+  for (const char* dtype : {"f32", "bf16", "f16", "f64"}) {
+    for (const char* along : {"axis(1) reverse(0)", "axis(1) reverse(1)", "axis(0) reverse(0)"}) {
+      for (const auto& [rows, size] : {std::pair{3, 20}, {3, 257}, {2, 5000}, {40, 4100}}) {
+        const ir::Tensor x = tensor(rows, size, factor),
+                         zeros = tensor(rows, size, [&] { return seldom(0.0); }),
+                         nans = tensor(rows, size, [&] { return seldom(NAN); });
+        for (const ir::Tensor& in : {x, zeros, nans}) {
+          check_running(concat("%r = cumprod %x ", along), in, x, dtype);
+          // Factors of 1/2 keep what is added before in range.
+          check_running(concat("%h = constant value(0.25) : ", dtype, "[", rows, ", ", size,
+                               "] %a = mul %x, %h %r = recurrence %a, %y ", along),
+                        in, x, dtype);
+        }
+      }
+    }
+  }
+  if (!gpu()) GTEST_SKIP() << "no CUDA device";
+}
+
+// Parts of these rows overflow or vanish where their running results do not.
+TEST(GpuOrder, RunningResultsOfGreatNumbersInParts) {
+  constexpr std::int64_t kSize = 4000;
+  ir::Tensor huge{{1, kSize}, std::vector<double>(kSize, 1e30)},
+      none{{1, kSize}, std::vector<double>(kSize, 0.0)};
+  for (std::size_t i = 1; i < kSize; i += 2) huge.data[i] = 1e-30;
+  check_running("%r = cumprod %x axis(1) reverse(0)", huge, none, "f32");
+  ir::Tensor tail = huge;  // 0 before numbers whose product overflows
+  for (std::size_t i = 0; i < kSize; ++i) tail.data[i] = i == 0 ? 0.0 : 1e30;
+  check_running("%r = cumprod %x axis(1) reverse(0)", tail, none, "f32");
+  check_running("%r = recurrence %x, %y axis(1) reverse(0)", tail, none, "f32");
+  ir::Tensor small{{1, kSize}, std::vector<double>(kSize, 1e-30)};
+  none.data[0] = std::numeric_limits<double>::infinity();
+  check_running("%r = recurrence %x, %y axis(1) reverse(0)", small, none, "f32");
+  if (!gpu()) GTEST_SKIP() << "no CUDA device";
 }
 
 TEST(GpuOrder, InLoops) {

@@ -90,12 +90,7 @@ std::string CudaTarget::refuse(const Instruction& instruction) const {
   }
   if (const auto* pick = std::get_if<Pick>(&instruction.what)) return rank(pick->out);
   if (const auto* argmax = std::get_if<ArgMax>(&instruction.what)) return rank(argmax->out);
-  if (const auto* scan = std::get_if<Scan>(&instruction.what)) {
-    const bool sums = scan->kind == Reduce::sum || scan->kind == Reduce::lse;
-    if (!sums || scan->factors.buffer >= 0)
-      return concat(scan_text(*scan), ": no kernel of a GPU; expected cumsum or cumlse");
-    return rank(scan->out);
-  }
+  if (const auto* scan = std::get_if<Scan>(&instruction.what)) return rank(scan->out);
   if (const auto* sort = std::get_if<Sort>(&instruction.what)) {
     const std::int64_t size = sort->x.shape[static_cast<std::size_t>(sort->axis)];
     if (size > cuda::kMostSorted)

@@ -7,7 +7,6 @@ from logitless._autochunk.integers import turned
 from logitless._autochunk.lower import rounded
 from logitless.jax._autochunk.dtypes import DTYPES
 from logitless.jax._autochunk.lax import BOOL, handles
-from logitless.jax._backend import platform_of_jax
 
 @handles("rev")
 def _rev(w, e, x):
@@ -35,11 +34,10 @@ def _cumlogsumexp(w, e, x):
 
 @handles("cumprod", "cummax", "cummin")
 def _running(w, e, x):
-    """Lowers running products and extremes where the library has a kernel."""
+    """Lowers running products of floats and running extremes."""
     name = e.primitive
-    platform = platform_of_jax()
-    if not w.native or platform != "cpu" or (name == "cumprod" and not DTYPES.floating(x.dtype)):
-        raise w.refuse(f"{name} of {x.dtype} is JAX's own on {platform}, and for executor='python'")
+    if not w.native or (name == "cumprod" and not DTYPES.floating(x.dtype)):
+        raise w.refuse(f"{name} of {x.dtype} is JAX's own, for executor='python'")
     if name == "cumprod":
         return _scanned("cumprod", w, e, x)
     made = _scanned("cummax", w, e, turned(w, x) if name == "cummin" else x)

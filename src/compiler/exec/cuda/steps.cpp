@@ -245,6 +245,20 @@ struct Steps::Enqueue {
     return rows;
   }
 
+  static cuda::ScanKind kind_of(const Scan& s) {
+    if (s.factors.buffer >= 0) return cuda::ScanKind::recurrence;
+    switch (s.kind) {
+      case Reduce::max:
+        return cuda::ScanKind::max;
+      case Reduce::lse:
+        return cuda::ScanKind::log_sum_exp;
+      case Reduce::product:
+        return cuda::ScanKind::product;
+      default:
+        return cuda::ScanKind::sum;
+    }
+  }
+
   void operator()(const Scan& s) const {
     cuda::ScanRowsCall call;
     call.rows = rows_of(s.x, s.axis);
@@ -252,10 +266,14 @@ struct Steps::Enqueue {
     call.out = frame.address(s.out);
     call.x_strides = strides_of(s.x);
     call.out_strides = strides_of(s.out);
+    call.kind = kind_of(s);
+    if (call.kind == cuda::ScanKind::recurrence) {
+      call.factors = frame.address(s.factors);
+      call.factor_strides = strides_of(s.factors);
+    }
     call.axis = s.axis;
     call.size = s.x.shape[static_cast<std::size_t>(s.axis)];
     call.dtype = s.x.dtype;
-    call.log_sum_exp = s.kind == Reduce::lse;
     call.reverse = s.reverse;
     call.stream = stream;
     cuda::scan_rows(call);
