@@ -13,6 +13,7 @@ from logitless._autochunk.checks import Check, Indices
 from logitless._autochunk.dtypes import Dtypes
 from logitless._autochunk.externs import Call, Row
 from logitless._autochunk.options import Unsupported
+from logitless._autochunk.order import Order
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,13 @@ def rules_of(table: dict[str, Callable]) -> Callable:
     return rules
 
 
-class Writer(Indices):
+class Writer(Indices, Order):
     """Writes the statements of a program. Each method adds at most a few."""
 
     native = False  # the library runs the program, and calls no function of the framework
 
     def __init__(self, dtypes: Dtypes):
+        super().__init__()
         self.dtypes = dtypes
         self.lines: list[str] = []
         self.taken: set[str] = set()
@@ -81,7 +83,6 @@ class Writer(Indices):
         self.sums: dict[str, tuple[str, Value, Value]] = {}  # the operands of each add and sub
         self.repeats: dict[str, tuple[Value, tuple[int, ...]]] = {}  # the operand and dims of each broadcast
         self.settled: dict[str, Value] = {}  # log-sum-exps as a softmax subtracts them (softmax.py)
-        self.distinct: dict[str, int] = {}  # indices that are distinct along this dimension
         self.calls: dict[str, Call] = {}  # the framework's functions, by key
         self.seed: Value | None = None  # i64 [2], an input: the key of random numbers
         self.keys: list[Value] = []  # its two 32-bit halves, once something reads them
@@ -516,33 +517,6 @@ class Writer(Indices):
         if along:
             attributes += f" along({'; '.join(', '.join(map(str, row)) for row in along)})"
         return self.emit("extern", operands, dtype, shape, attributes)
-
-    # --- order
-    def flip(self, v: Value, axis: int) -> Value:
-        if v.number is not None or v.shape[axis] == 1:
-            return v
-        return self.emit("flip", [v], v.dtype, v.shape, f" axis({axis})")
-
-    def scan(self, kind: str, v: Value, axis: int, reverse: bool = False) -> Value:
-        """Writes a cumsum, cumlse, cumprod or cummax along an axis. 16-bit values accumulate in f32."""
-        wide = self.cast(v, self.dtypes.wide(v.dtype))
-        made = self.emit(kind, [wide], wide.dtype, v.shape, f" axis({axis}) reverse({int(reverse)})")
-        return self.cast(made, v.dtype)
-
-    def recurrence(self, a: Value, b: Value, axis: int, reverse: bool) -> Value:
-        """Writes y[k] = a[k] y[k - 1] + b[k] along an axis, the first of which is b's; k + 1 for k - 1 if reversed."""
-        wide = [self.cast(v, self.dtypes.wide(v.dtype)) for v in (a, b)]
-        made = self.emit("recurrence", wide, wide[1].dtype, b.shape, f" axis({axis}) reverse({int(reverse)})")
-        return self.cast(made, b.dtype)
-
-    def sort(self, v: Value, axis: int, count: int, descending: bool) -> tuple[Value, Value]:
-        """Returns the first `count` elements along an axis in sorted order, and their indices."""
-        shape = [count if d == axis else s for d, s in enumerate(v.shape)]
-        attributes = f" axis({axis}) count({count}) descending({int(descending)})"
-        values, index = self.emit_all("sort", [v], [(v.dtype, shape), (self.dtypes.i64, shape)], attributes)
-        self.distinct[index.name] = axis
-        self.bounds[index.name] = 0, v.shape[axis] - 1
-        return values, index
 
     def take(self, table: Value, index: Value) -> Value:
         index, _ = self._addressed(index, table.shape[0])

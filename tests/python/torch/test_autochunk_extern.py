@@ -243,12 +243,13 @@ def test_without_gradients_and_in_another_dtype():
     "fn, named",
     [
         (head_of(HIDDEN["i0"]), r"aten\.i0.*executor='python' takes it"),
-        (lambda h, w, t: F.conv1d(h[None], w[:ROWS, :3].expand(ROWS, 3).repeat(1, 32)[..., None].expand(-1, -1, 3)).sum(),
-         r"aten\.convolution.*executor='python' takes it"),
+        (lambda h, w, t: F.conv2d(h[None, None], w[None, None, :3, :3], padding=1).sum(),
+         r"aten\.convolution.*patches that overlap.*executor='python' takes it"),
+        (lambda h, w, t: F.conv1d(h[:, None], w.view(-1)[None, None, :33], padding=16).sum(), "33 elements a window"),
         (lambda h, w, t: ctc(h.view(12, 8, 8), w, t.view(8, 12)[:, :2], t[:8] * 0 + 12, t[:8] * 0 + 2),
          r"ctc_loss.*executor='python' takes it"),
     ],
-    ids=["i0", "convolution", "ctc"],
+    ids=["i0", "convolution", "long convolution", "ctc"],
 )
 def test_the_library_refuses_it_by_name(fn, named):
     args = [a.float() if a.is_floating_point() else a for a in head_arguments()]

@@ -17,7 +17,9 @@ ROWS, COLUMNS = 24, 20
 def sums(x, i):
     counted = ((x > 0).cumsum(1) * x).sum() + (i.cumsum(0) * x[:, 0]).sum()
     logs = x.logcumsumexp(1).sin().sum() + (x.flip(1, 0) * x).sum()
-    return x.cumsum(1).exp().mean() + x.cumsum(0).sin().sum() + counted + logs
+    labels = F.one_hot(i, COLUMNS)
+    moved = ((x.softmax(1).cumsum(1) - labels.cumsum(1)) ** 2).sum() + (labels.flip(1).cumsum(1).flip(1) * x).sum()
+    return x.cumsum(1).exp().mean() + x.cumsum(0).sin().sum() + counted + logs + moved
 
 
 def sorting(x, i):
@@ -100,13 +102,24 @@ def windows(x, i):
     two = F.avg_pool1d(x[None], 3, 1, 1).sin().sum() + F.avg_pool2d(image, 3, 2, 1, count_include_pad=False).sin().sum()
     three = F.max_pool2d(image.round(), 3, 2, 1).exp().sum() + F.max_pool1d(x[None], 5, 1, dilation=2).sin().sum()
     top, at = F.max_pool2d(image, (2, 3), return_indices=True)
-    return one + two + three + top.exp().mean() + F.adaptive_avg_pool2d(image, (4, 5)).exp().sum(), at
+    blocks = F.unfold(image, (3, 2), dilation=(1, 2), padding=1, stride=2)
+    four = blocks.sin().sum() + F.fold(x.view(4, 12, 10), (3, 9), (2, 3), padding=1, stride=(2, 2)).exp().mean()
+    return one + two + three + four + top.exp().mean() + F.adaptive_avg_pool2d(image, (4, 5)).exp().sum(), at
+
+
+def convolutions(x, i):
+    """Along one axis: of all channels, of each channel alone, of groups."""
+    rows, numbers = x.view(4, 6, 20), x.reshape(-1)
+    one = F.conv1d(rows, numbers[:72].view(4, 6, 3), numbers[:4], padding=1)
+    two = F.conv1d(rows, numbers[9:33].view(6, 1, 4), numbers[:6], padding=3, groups=6)
+    three = F.conv1d(rows, numbers[:90].view(9, 2, 5), stride=3, dilation=2, padding=4, groups=3)
+    return one.sin().sum() + two.exp().mean() + (three**2).sum(), F.conv1d(rows[0], numbers[:12].view(1, 6, 2))
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(
     "fn",
-    [sums, sorting, diagonals, writes, margins, roundings, running, remainders, segments, windows],
+    [sums, sorting, diagonals, writes, margins, roundings, running, remainders, segments, windows, convolutions],
     ids=lambda f: f.__name__,
 )
 def test_float64(fn, executor):

@@ -1,4 +1,4 @@
-"""Lowers ATen operations on overlapping windows to a tensor program: unfold and pooling."""
+"""Lowers ATen operations on overlapping windows to a tensor program: unfold, fold and pooling."""
 
 from __future__ import annotations
 
@@ -150,3 +150,43 @@ def _adaptive_avg_pool(w, out, *operands):
         made = w.reduce("reduce_sum", w.reshape(made, parts), [rank + 1, rank + 3])
         made = w.div(made, w.number(rows * columns, made.dtype))
     return w.cast(w.reshape(made, out.shape), out.dtype)
+
+
+class _Blocks:
+    """The blocks of F.unfold and F.fold: windows over the last two dimensions of images."""
+
+    def __init__(self, w, x, sizes, kernel, dilation, padding, stride):
+        self.kernel, self.padding = _two(kernel), _two(padding)
+        _check(w, x, math.prod(self.kernel))
+        self.padded = [size + 2 * by for size, by in zip(sizes, self.padding)]
+        self.sizes, steps, apart = sizes, _two(stride), _two(dilation)
+        along = zip(self.kernel, steps, apart, self.padded)
+        self.counts = [(size - by * (k - 1) - 1) // step + 1 for k, step, by, size in along]
+        self.windows = [Windows(*of) for of in zip(self.kernel, steps, self.counts, apart)]
+
+
+@handles("im2col")
+def _unfold_blocks(w, out, x, kernel, dilation, padding, stride):
+    blocks, axis = _Blocks(w, x, x.shape[-2:], kernel, dilation, padding, stride), x.rank - 2
+    for d, by in enumerate(blocks.padding):
+        x = w.pad(x, axis + d, by, by)
+    rows = blocks.windows[0].elements(w, x, axis)
+    parts = [part for row in rows for part in blocks.windows[1].elements(w, row, axis + 1)]
+    made = w.concat([w.reshape(p, [*p.shape[:axis], 1, *p.shape[axis:]]) for p in parts], axis)
+    return w.reshape(made, out.shape)
+
+
+@handles("col2im")
+def _fold_blocks(w, out, x, size, kernel, dilation, padding, stride):
+    blocks, lead = _Blocks(w, x, tuple(size), kernel, dilation, padding, stride), out.shape[:-2]
+    x = w.reshape(w.cast(x, DTYPES.wide(x.dtype)), [*lead, math.prod(blocks.kernel), *blocks.counts])
+    axis = len(lead)
+    parts = [w.slice(x, axis, k, k + 1) for k in range(x.shape[axis])]
+    parts = [w.reshape(p, [*lead, *blocks.counts]) for p in parts]
+    columns = blocks.kernel[1]
+    rows = [parts[i : i + columns] for i in range(0, len(parts), columns)]
+    rows = [blocks.windows[1].added(w, row, axis + 1, blocks.padded[1]) for row in rows]
+    made = blocks.windows[0].added(w, rows, axis, blocks.padded[0])
+    for d, (by, size_of) in enumerate(zip(blocks.padding, blocks.sizes)):
+        made = w.slice(made, axis + d, by, by + size_of)
+    return w.cast(made, out.dtype)

@@ -162,6 +162,12 @@ def _of_images(named, shapes, k, out):
     return [[d] * (len(shapes) + 1) for d in range(len(out) - 2)]
 
 
+@_rules("im2col", "col2im")
+def _of_blocks(named, shapes, k, out):
+    """Chunks along images: [N, C, H, W] and [N, C K, L]."""
+    return [[0, 0]] if {len(shapes[0]), len(out)} == {4, 3} else []
+
+
 @_rules("grid_sampler_2d", "grid_sampler_3d", "_cdist_forward")
 def _of_examples(named, shapes, k, out):
     return [[0] * (len(shapes) + 1)] if len({shape[:1] for shape in shapes}) == 1 and len(out) > 2 else []

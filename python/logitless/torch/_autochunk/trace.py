@@ -44,6 +44,7 @@ _OWN_GENERATOR = (
 
 # Operations that core ATen decomposes and tensor programs do not; and the reverse.
 _KEPT = (aten.logsumexp.default, aten.embedding_dense_backward.default, aten.roll.default, aten.eye.default, aten.eye.m)
+_KEPT += (aten.im2col.default, aten.col2im.default)
 _ALSO = (aten.elu, aten.leaky_relu, aten.leaky_relu_backward, aten.elu_backward, aten.hardtanh_backward, aten.addcmul)
 _ALSO += (aten.native_group_norm, aten.native_batch_norm)
 
