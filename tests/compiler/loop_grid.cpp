@@ -226,6 +226,16 @@ std::vector<LoopCase> function_cases() {
     b.store(b.step(drawn, key0, key1, counter), DType::f64);
     out.push_back(make_case(std::string(ir::info_of(drawn).name), b.loop()));
   }
+  for (const double exponent : {5.0, 7.0, -1.0, -5.0, -7.0, 1.5}) {
+    for (const DType dtype : {DType::f32, DType::f64}) {
+      LoopBuilder b({3, 344});
+      const int x = b.memory(dtype), n = b.leaf(Pointwise::Leaf::Kind::constant, exponent);
+      b.store(b.step(Function::pow, x, n), dtype);
+      LoopCase c = make_case(concat("pow ", exponent, "/", name_of(dtype)), b.loop());
+      c.special = true;
+      out.push_back(std::move(c));
+    }
+  }
   for (const DType from : kAll) {
     for (const DType to : kAll) {
       LoopBuilder b({3, 344});

@@ -151,6 +151,20 @@ __device__ inline float quotient(float x, float by) {
   return x * scale * reciprocal(by * scale);
 }
 
+__device__ inline float inverse(float x) { return quotient(1.0f, x); }
+__device__ inline double inverse(double x) { return 1.0 / x; }
+
+// Returns x to the power of N, not 0. Each product rounds once, the inverse twice.
+template <int N, class R>
+__device__ inline R integral_power(R x) {
+  R power = R(1), square = x;
+#pragma unroll
+  for (int n = N < 0 ? -N : N; n > 0; n /= 2, square *= square) {
+    if (n % 2 != 0) power *= square;
+  }
+  return N < 0 ? inverse(power) : power;
+}
+
 __device__ inline double weight_of(double x) { return exp(x); }
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }

@@ -163,17 +163,34 @@ std::string RegisterText::of_integers(const Pointwise::Step& step) const {
   }
 }
 
+// Returns the number of a register that is a constant.
+std::optional<double> RegisterText::constant(int r) const {
+  const auto i = static_cast<std::size_t>(r);
+  if (i >= loop_.leaves.size() || loop_.leaves[i].kind != Pointwise::Leaf::Kind::constant)
+    return {};
+  const double number = loop_.leaves[i].number;
+  return loop_.wide ? number : static_cast<double>(static_cast<float>(number));
+}
+
+// Returns a power. A few products are as exact as powf, which takes some 75 instructions.
+std::string RegisterText::power(const Pointwise::Step& step) const {
+  constexpr double kMost = 7.0;  // 8 roundings: 4 units in the last place, as powf
+  const std::string a = real(step.a);
+  const double exponent = constant(step.b).value_or(0.0);
+  if (exponent != 0.0 && std::abs(exponent) <= kMost && exponent == std::trunc(exponent))
+    return concat("integral_power<", static_cast<int>(exponent), ">(", a, ")");
+  return concat(loop_.wide ? "pow" : "powf", "(", a, ", ", real(step.b), ")");
+}
+
 // Returns a quotient. One by a constant is its product with the reciprocal, corrected once unless
 // its last bits do not matter.
 std::string RegisterText::divided(const Pointwise::Step& step) const {
   const std::string a = real(step.a), b = real(step.b);
-  const auto at = static_cast<std::size_t>(step.b);
-  const bool constant =
-      at < loop_.leaves.size() && loop_.leaves[at].kind == Pointwise::Leaf::Kind::constant;
-  const float by = constant ? static_cast<float>(loop_.leaves[at].number) : 0.0f;
+  const std::optional<double> number = constant(step.b);
+  const auto by = static_cast<float>(number.value_or(0.0));
   if (loop_.wide || !std::isnormal(by) || !std::isnormal(1.0f / by))
-    return step.near && !loop_.wide && !constant ? concat("quotient(", a, ", ", b, ")")
-                                                 : concat(a, " / ", b);
+    return step.near && !loop_.wide && !number ? concat("quotient(", a, ", ", b, ")")
+                                               : concat(a, " / ", b);
   const std::string reciprocal = literal(1.0f / by);
   int exponent = 0;
   if (step.near || std::abs(std::frexp(by, &exponent)) == 0.5f) return concat(a, " * ", reciprocal);
@@ -238,7 +255,7 @@ std::string RegisterText::of_reals(const Pointwise::Step& step) const {
     case Function::div:
       return divided(step);
     case Function::pow:
-      return concat("pow", f, "(", a, ", ", b, ")");
+      return power(step);
     case Function::fmod:
       return concat("fmod", f, "(", a, ", ", b, ")");
     case Function::max:

@@ -1,6 +1,7 @@
 // Formats the registers and steps of a loop as expressions of CUDA C++.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -42,6 +43,8 @@ class RegisterText {
   std::string round(const Pointwise::Step& step) const;
   std::string of_integers(const Pointwise::Step& step) const;
   std::string of_reals(const Pointwise::Step& step) const;
+  std::optional<double> constant(int r) const;
+  std::string power(const Pointwise::Step& step) const;
   std::string divided(const Pointwise::Step& step) const;
 };
 
