@@ -245,16 +245,19 @@ def make_plan(
     def itself() -> int:
         return eager_bytes(function, tensors, needs) or 0
 
-    def compiled(graph, parameters, results, name, ones=(), kept=None):
+    def compiled(graph, parameters, results, name, ones=(), kept=None, before=0):
         kept = kept or {}
         made = to_text(graph, parameters, results, ones, name, limits.native, seed, kept, given=name == "backward")
         inputs = [everything[p] for p in made.parameters]
         checks = None if name == "backward" else made.checks  # the forward has made them
         if limits.native:
             held = sum(n.meta["val"].nbytes for n in kept)
-            return _native(
-                made.text, name, made.parameters, inputs, limits, made.locations, checks, lambda: itself() // 2 - held
-            )
+
+            def spare() -> int:
+                """Bytes of a fast plan: what half of the function, or the programs that keep nothing, would take."""
+                return max(itself() // 2, before) - held
+
+            return _native(made.text, name, made.parameters, inputs, limits, made.locations, checks, spare)
 
         def emit(program):
             wide = inputs[0].device.type == "cuda"
@@ -291,8 +294,9 @@ def make_plan(
     if not nodes or 2 * keeping.kept_bytes > itself():
         return plain
     everything.update(zip(named.values(), values))
+    before = max(forward.after, backward.after)
     keeping.forward = compiled(traced.joint, parameters, outputs + [None] * len(found), "forward", kept=named)
-    keeping.backward = compiled(traced.joint, parameters, of_gradients, "backward", kept=named)
+    keeping.backward = compiled(traced.joint, parameters, of_gradients, "backward", kept=named, before=before)
     return keeping if keeping.seconds <= _WORTH * plain.seconds else plain
 
 
