@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from logitless._autochunk.lower import Value, Writer
 from logitless._autochunk.windows import Windows, summed
 
-MOST_TAPS = 32  # elements of a window; each takes an operation
+MOST_TAPS = 32  # elements of a window, or windows of a row; each takes an operation
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """Rows [N, C, L], padded by `low` and `high` zeros, by a kernel [O, C / groups, K] of `taps` = K elements that are
-    `apart` from each other, every `step`. Operands of 16 bits are summed in f32."""
+    """Rows [N, C, L], padded by `low` and `high` zeros, and a kernel [O, C / groups, K]. `taps` is K. A window's elements
+    are `apart` from each other, and windows `step`. Operands of 16 bits are summed in f32."""
 
     length: int  # L
     taps: int
@@ -46,9 +46,13 @@ class Convolution:
         return w.reshape(v, [*v.shape[:axis], self.groups, v.shape[axis] // self.groups, *v.shape[axis + 1 :]])
 
     def _stack(self, w: Writer, x: Value) -> Value:
-        """Returns the windows as [N, groups, C / groups, K, count]."""
-        parts = self._parts(w, x)
-        made = w.concat([w.reshape(p, [*p.shape[:2], 1, p.shape[2]]) for p in parts], 2)
+        """Returns the windows as [N, groups, C / groups, K, count]: by elements of all windows, or by windows."""
+        if self.taps <= MOST_TAPS:
+            made = w.concat([w.reshape(p, [*p.shape[:2], 1, p.shape[2]]) for p in self._parts(w, x)], 2)
+        else:
+            windows = Windows(self.count, self.apart, self.taps, self.step)
+            parts = windows.elements(w, w.pad(x, 2, self.low, self.high), 2)
+            made = w.concat([w.reshape(p, [*p.shape, 1]) for p in parts], 3)
         return self._grouped(w, made, 1)
 
     def _tap(self, w: Writer, weight: Value, k: int, wide) -> Value:
@@ -61,13 +65,13 @@ class Convolution:
         groups, rows, count, channels = v.shape
         return w.reshape(w.transpose(v, [1, 0, 3, 2]), [rows, groups * channels, count])
 
-    def convolved(self, w: Writer, x: Value, weight: Value) -> Value:
-        """Returns the convolution [N, O, count]."""
-        if self._apart(weight):
+    def convolved(self, w: Writer, x: Value, weight: Value, dtype=None) -> Value:
+        """Returns the convolution [N, O, count]. dtype: x's, or f32 for 16 bits."""
+        if self._apart(weight) and self.taps <= MOST_TAPS:
             wide = w.dtypes.wide(x.dtype)
             terms = [w.mul(w.cast(p, wide), self._tap(w, weight, k, wide)) for k, p in enumerate(self._parts(w, x))]
-            return w.cast(summed(w, terms), x.dtype)
-        made = w.dot(self._stack(w, x), self._grouped(w, weight, 0), ([2, 3], [2, 3]), ([1], [0]))
+            return w.cast(summed(w, terms), x.dtype if dtype is None else dtype)
+        made = w.dot(self._stack(w, x), self._grouped(w, weight, 0), ([2, 3], [2, 3]), ([1], [0]), dtype=dtype)
         return self._ungrouped(w, made)
 
     def gradient_of_weight(self, w: Writer, x: Value, weight: Value, cotangent: Value) -> Value:

@@ -55,11 +55,23 @@ def rounds(x, i):
     return last.sum() + (each * back).sum() + chosen.sum() + power.mean()
 
 
+def convolutions(x, i):
+    """Along one axis: of all channels, of each channel alone, of groups. Gradients of kernels have 3 to 5 windows."""
+    series, numbers = x.reshape(2, 40, 6), x.reshape(-1)
+
+    def of(shape, padding, groups, step=1, apart=1):
+        kernel, layout = numbers[: np.prod(shape)].reshape(shape), ("NWC", "WIO", "NWC")
+        return jax.lax.conv_general_dilated(series, kernel, (step,), [padding], None, (apart,), layout, groups)
+
+    one, two, three = of((3, 6, 3), (1, 1), 1), of((4, 1, 6), (3, 0), 6), of((5, 2, 9), (4, 1), 3, 2, 2)
+    return jnp.sin(one).sum() + jnp.exp(two).mean() + (three**2).sum(), of((2, 3, 4), (-1, 0), 2)
+
+
 EXECUTORS = ["python", "native"]
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("fn", [sums, sorting, running, rows, rounds], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fn", [sums, sorting, running, rows, convolutions, rounds], ids=lambda f: f.__name__)
 def test_outputs_and_gradients(fn, executor):
     if fn is rounds and executor == "native" and jax.default_backend() != "cpu":
         pytest.skip("the library runs XLA's operations on a CPU alone")
