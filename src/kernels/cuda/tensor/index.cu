@@ -1,4 +1,6 @@
 // Indexed rows and elements: gather, pick, argmax, fill, and the targets of heads.
+#include <type_traits>
+
 #include "kernels/cuda/device/error.cuh"
 #include "kernels/cuda/device/kernels_of_file.cuh"
 #include "kernels/cuda/tensor/element.cuh"
@@ -48,11 +50,28 @@ void pick(const PickCall& c, std::int64_t count) {
   }
 }
 
-// Number: std::int64_t for integers, else double.
+// An element of type T as a number that compares alike.
+template <typename T>
+__device__ auto number_of(T x) {
+  if constexpr (std::is_same_v<T, double> || std::is_integral_v<T>) {
+    return x;
+  } else {
+    return as_float(x);
+  }
+}
+
+// The first of the largest elements so far, or the first NaN.
 template <typename Number>
 struct Largest {
   Number value = 0;
   std::int64_t at = -1;  // -1: none yet
+
+  // Takes an element behind those so far.
+  __device__ void take(Number x, std::int64_t k) {
+    if (at >= 0 && (x <= value || value != value)) return;
+    value = x;
+    at = k;
+  }
 };
 template <typename Number>
 __device__ Largest<Number> larger(const Largest<Number>& a, const Largest<Number>& b) {
@@ -64,14 +83,24 @@ __device__ Largest<Number> larger(const Largest<Number>& a, const Largest<Number
   return a.at < b.at ? a : b;
 }
 
-template <typename Number>
+template <typename T>
 __global__ void __launch_bounds__(kThreads) largest_kernel(const ArgMaxCall c, std::int64_t count) {
+  using Number = decltype(number_of(T{}));
+  constexpr int kLoads = 8;  // in flight
   __shared__ Largest<Number> found[kThreads];
   for (std::int64_t i = blockIdx.x; i < count; i += gridDim.x) {
-    const std::int64_t first = offset_of(c.space, c.x_strides, i);
+    const T* const x = static_cast<const T*>(c.x) + offset_of(c.space, c.x_strides, i);
     Largest<Number> best;
-    for (std::int64_t k = threadIdx.x; k < c.size; k += kThreads)
-      best = larger(best, {load<Number>(c.x, c.dtype, first + k * c.step), k});
+    for (std::int64_t k = threadIdx.x; k < c.size; k += kLoads * kThreads) {
+      Number numbers[kLoads];
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j)
+        numbers[j] = number_of(x[min(k + j * kThreads, c.size - 1) * c.step]);
+#pragma unroll
+      for (int j = 0; j < kLoads; ++j) {
+        if (k + j * kThreads < c.size) best.take(numbers[j], k + j * kThreads);
+      }
+    }
     found[threadIdx.x] = best;
     __syncthreads();
     for (int half = kThreads / 2; half > 0; half /= 2) {
@@ -161,12 +190,32 @@ void pick_elements(const PickCall& c) {
 void find_largest(const ArgMaxCall& c) {
   const std::int64_t count = count_of(c.space);
   if (count == 0) return;
-  const unsigned blocks = blocks_of(count, 1);
-  cudaStream_t const stream = stream_of(c.stream);
-  if (is_index(c.dtype)) {
-    largest_kernel<std::int64_t><<<blocks, kThreads, 0, stream>>>(c, count);
-  } else {
-    largest_kernel<double><<<blocks, kThreads, 0, stream>>>(c, count);
+  const auto launch = [&](auto element) {
+    largest_kernel<decltype(element)>
+        <<<blocks_of(count, 1), kThreads, 0, stream_of(c.stream)>>>(c, count);
+  };
+  switch (c.dtype) {
+    case DType::f32:
+      launch(float{});
+      break;
+    case DType::f64:
+      launch(double{});
+      break;
+    case DType::bf16:
+      launch(__nv_bfloat16{});
+      break;
+    case DType::f16:
+      launch(__half{});
+      break;
+    case DType::i32:
+      launch(std::int32_t{});
+      break;
+    case DType::i64:
+      launch(std::int64_t{});
+      break;
+    case DType::i8:
+      launch(std::int8_t{});
+      break;
   }
   require_cuda(cudaGetLastError(), "argmax");
 }
