@@ -8,6 +8,7 @@
 #include "compiler/exec/cuda/codegen.h"
 #include "compiler/ir/text.h"
 #include "compiler/loops.h"
+#include "compiler/plan/group_rows.h"
 #include "compiler/plan/lower.h"
 #include "compiler/target/cpu.h"
 #include "core/check.h"
@@ -374,6 +375,36 @@ TEST(CodegenText, LogSumExpsOfRowGroupsKeepTheDigitsOfF64) {
     EXPECT_NE(source.find("q1 = state.wide_value();"), std::string::npos) << source;
   }
   EXPECT_EQ(groups, 1);
+}
+
+// Sums of a sum's neighbours that read nothing of it join its pass, wherever they stand.
+TEST(CodegenText, JoinsSumsOfRowGroups) {
+  CompileOptions options;
+  options.device.kind = DeviceKind::cuda;
+  options.device.compute_capability = 90;
+  const auto compiled = compile(Graph::parse(R"(graph g(%x: f32[128, 512], %y: f32[128, 512]) {
+  %a = reduce_sum %x dims(1)
+  %b = broadcast %a dims(0) : f32[128, 512]
+  %c = sub %x, %b
+  %d = mul %c, %c
+  %e = reduce_sum %d dims(1)
+  %f = mul %y, %x
+  %h = reduce_sum %f dims(1)
+  %i = add %e, %h
+  %j = broadcast %i dims(0) : f32[128, 512]
+  %o = mul %c, %j
+  return o: %o
+})"),
+                                options);
+  const ir::Program& program = CompilerAccess::state(compiled).program;
+  ASSERT_EQ(program.instructions.size(), 1u);
+  const auto* group = std::get_if<ir::RowGroup>(&program.instructions[0].what);
+  ASSERT_NE(group, nullptr);
+  const ir::Pointwise &first = group->stages[0].loop, &second = group->stages[1].loop;
+  EXPECT_EQ(ir::kind_of(first), ir::StageKind::row_sum);
+  EXPECT_EQ(ir::kind_of(second), ir::StageKind::row_sum);
+  for (const ir::Pointwise::Leaf& leaf : second.leaves)
+    EXPECT_NE(leaf.view.buffer, first.store.view.buffer);
 }
 
 }  // namespace

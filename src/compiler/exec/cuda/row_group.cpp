@@ -147,11 +147,44 @@ class GroupText {
     return sums_.empty() ? 1 : blocks_at_a_time(threads);
   }
 
+  // Returns the most bytes of registers that an element takes at a time: operands until a stage
+  // reads them last, and values from the stage that makes them.
+  std::int64_t held_bytes() const {
+    std::vector<std::size_t> last_of_operand(reads_.elements().size(), 0);
+    std::vector<std::size_t> last_of_stage(g_.stages.size(), 0);
+    for (std::size_t s = 0; s < g_.stages.size(); ++s) {
+      for (const Pointwise::Leaf& leaf : g_.stages[s].loop.leaves) {
+        if (!is_memory(leaf)) continue;
+        if (const int maker = maker_of(g_, s, leaf); maker >= 0) {
+          const auto made = static_cast<std::size_t>(maker);
+          if (kind_of(g_.stages[made].loop) == StageKind::elements) last_of_stage[made] = s;
+        } else if (reads_.read_of(s, leaf.view) == Read::element) {
+          last_of_operand[reads_.element_of(leaf.view)] = s;
+        }
+      }
+    }
+    std::int64_t most = 0;
+    for (std::size_t s = 0; s < g_.stages.size(); ++s) {
+      std::int64_t bytes = 0;
+      for (std::size_t i = 0; i < last_of_operand.size(); ++i) {
+        if (last_of_operand[i] >= s)
+          bytes += static_cast<std::int64_t>(size_of(reads_.elements()[i].dtype));
+      }
+      for (std::size_t made = 0; made <= s; ++made)
+        bytes += last_of_stage[made] >= s && last_of_stage[made] > made ? 4 : 0;
+      most = std::max(most, bytes);
+    }
+    return most;
+  }
+
   // Maps a row of so many items to the blocks of a cluster. Blocks of few threads are preferred:
-  // an SM then holds several rows, of which one waits while another is loaded.
+  // an SM then holds several rows, of which one waits while another is loaded. Threads have half of
+  // the elements where their registers would spill most.
   void choose_cluster(std::int64_t row) {
-    constexpr std::int64_t kMostBlocks = 8, kMostThreadsOfBlock = 512, kFewElements = 32;
-    const std::int64_t few = std::max<std::int64_t>(kFewElements / m_.width, 1);
+    constexpr std::int64_t kMostBlocks = 8, kMostThreadsOfBlock = 512;
+    constexpr std::int64_t kElements = 32, kMostHeld = 16;
+    const std::int64_t elements = held_bytes() <= kMostHeld ? kElements : kElements / 2;
+    const std::int64_t few = std::max<std::int64_t>(elements / m_.width, 1);
     m_.blocks = 2;
     while (m_.blocks < kMostBlocks && ceil_div(row, m_.blocks * few) > kGroupThreads)
       m_.blocks *= 2;
