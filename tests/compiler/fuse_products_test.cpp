@@ -1,7 +1,9 @@
-// Products with generated epilogues: where they are found and where not, what remains behind them,
-// and that NVRTC compiles them.
+// Products with generated epilogues, one or two: where they are found and where not, what remains
+// behind them, and that NVRTC compiles them.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
+
+#include <algorithm>
 
 #include "compiler/compiled.h"
 #include "compiler/exec/cuda/codegen.h"
@@ -34,42 +36,42 @@ TEST(FuseProducts, LeavesNoMemoryOfTheProduct) {
       const CompiledProgram compiled =
           compile(Graph::parse(p.text), slow_memory(product_sizes()[0], of(capability)));
       const ir::Program& program = program_of(compiled);
-      EXPECT_EQ(generated_epilogues(program), p.fused) << compiled.explain();
+      EXPECT_EQ(generated_epilogues(program), 1) << compiled.explain();
       for (const ProductSizes& n : product_sizes())
-        EXPECT_EQ(fused(p.text, slow_memory(n, of(capability))), p.fused) << n.rows;
+        EXPECT_EQ(fused(p.text, slow_memory(n, of(capability))), 1) << n.rows;
       EXPECT_NE(compiled.explain().find("generated steps"), std::string::npos);
-      for (const ir::Instruction& i : program.instructions) {
-        const auto* group = std::get_if<ir::RowGroup>(&i.what);
-        if (group == nullptr || !group->product) continue;
+      for (const ir::RowGroup* group : groups_of_products(program)) {
         EXPECT_EQ(group->engine,
                   capability == 90 ? ir::ProductEngine::sm90 : ir::ProductEngine::sm80);
-        const int c = group->product->c.buffer;
-        const bool stored = std::any_of(group->stages.begin(), group->stages.end(),
-                                        [&](auto& s) { return s.loop.store.view.buffer == c; });
-        EXPECT_EQ(stored, p.name == "gated");
-        EXPECT_TRUE(stored || program.buffers[static_cast<std::size_t>(c)].first < 0);
+        EXPECT_EQ(pair_of(*group), p.pair);
+        for (const std::optional<ir::Gemm>* product : {&group->product, &group->other}) {
+          if (!*product) continue;
+          const int c = (*product)->c.buffer;
+          const bool stored = std::any_of(group->stages.begin(), group->stages.end(),
+                                          [&](auto& s) { return s.loop.store.view.buffer == c; });
+          EXPECT_EQ(stored, p.name == "gated");
+          EXPECT_TRUE(stored || program.buffers[static_cast<std::size_t>(c)].first < 0);
+        }
       }
     }
   }
 }
 
-// Compiles the programs' products by NVRTC.
-void compile_products(int capability, std::initializer_list<DType> dtypes) {
+// Compiles the programs' products by NVRTC, those of one dtype and the others by turns.
+void compile_products(int capability, DType first, DType second) {
   std::vector<ir::GeneratedKernel> kernels;
-  for (const DType dtype : dtypes) {
-    for (const ProductProgram& p : product_programs(dtype)) {
-      const CompiledProgram compiled =
-          compile(Graph::parse(p.text), slow_memory(product_sizes()[0], of(capability)));
-      const ir::Program& program = program_of(compiled);
-      for (const ir::Instruction& i : program.instructions) {
-        const auto* group = std::get_if<ir::RowGroup>(&i.what);
-        if (group == nullptr || !group->product) continue;
-        for (ir::GeneratedKernel& k : ir::generate(*group, ir::buffer_alignments(program)))
-          kernels.push_back(std::move(k));
-      }
+  const std::size_t count = product_programs(first).size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const ProductProgram p = product_programs(i % 2 == 0 ? first : second)[i];
+    const CompiledProgram compiled =
+        compile(Graph::parse(p.text), slow_memory(product_sizes()[0], of(capability)));
+    const ir::Program& program = program_of(compiled);
+    for (const ir::RowGroup* group : groups_of_products(program)) {
+      for (ir::GeneratedKernel& k : ir::generate(*group, ir::buffer_alignments(program)))
+        kernels.push_back(std::move(k));
     }
   }
-  ASSERT_GE(kernels.size(), 4 * dtypes.size());
+  ASSERT_GE(kernels.size(), count);
   try {
     cuda::compile_cuda(ir::module_source(kernels), capability);
   } catch (const Unsupported& missing) {
@@ -77,8 +79,8 @@ void compile_products(int capability, std::initializer_list<DType> dtypes) {
   }
 }
 
-TEST(FuseProducts, CompilesByNvrtc) { compile_products(90, {DType::bf16, DType::f16}); }
-TEST(FuseProducts, CompilesByNvrtcForMmaSync) { compile_products(80, {DType::bf16}); }
+TEST(FuseProducts, CompilesByNvrtc) { compile_products(90, DType::bf16, DType::f16); }
+TEST(FuseProducts, CompilesByNvrtcForMmaSync) { compile_products(80, DType::f16, DType::bf16); }
 
 // Time decides: little arithmetic for each element, and enough of it.
 TEST(FuseProducts, AsksWhetherItPays) {
@@ -93,6 +95,21 @@ TEST(FuseProducts, AsksWhetherItPays) {
   options.device.card = gpu_card("H200");
   options.head_engine = false;
   EXPECT_EQ(fused(product_programs(DType::bf16)[1].text, options), 0);
+  // The second of two products needs no pass over memory, unless cuBLAS is much faster.
+  const std::string gated =
+      "graph g(%h: bf16[N, D], %w: bf16[V, D], %u: bf16[V, D]) {\n"
+      "  %a = dot %h, %w contract(1; 1) : bf16[N, V]\n"
+      "  %b = dot %h, %u contract(1; 1) : bf16[N, V]\n"
+      "  %s = sigmoid %a\n  %d = mul %a, %s\n  %y = mul %d, %b\n  return y: %y\n}\n";
+  for (const int capability : {90, 80}) {
+    options = slow_memory({2048, 32768, 1024}, of(capability));
+    options.device.card = gpu_card(capability == 90 ? "H200" : "A100");
+    const CompiledProgram compiled = compile(Graph::parse(gated), options);
+    const auto groups = groups_of_products(program_of(compiled));
+    EXPECT_EQ(std::count_if(groups.begin(), groups.end(),
+                            [](const auto* g) { return pair_of(*g) == Pair::beside; }),
+              capability == 90 ? 1 : 0);
+  }
   // Products by mma.sync lose more time to cuBLAS's, the deeper they are.
   const std::string square =
       "graph g(%h: bf16[N, D], %w: bf16[V, D]) {\n  %z = dot %h, %w contract(1; 1) : f32[N, V]\n"
@@ -102,6 +119,29 @@ TEST(FuseProducts, AsksWhetherItPays) {
     a100.device.card = gpu_card("A100");
     EXPECT_EQ(fused(square, a100), depth == 1024 ? 1 : 0);
   }
+}
+
+// Two products in one kernel: what it needs of them and of their readers.
+TEST(FuseProducts, TakesTwoProducts) {
+  const auto pair = [](const std::string& steps, const std::string& left = "%h") {
+    const std::string text =
+        "graph g(%h: bf16[N, D], %t: bf16[N, D], %w: bf16[V, D], %u: bf16[V, D]) {\n"
+        "  %a = dot %h, %w contract(1; 1) : f32[N, V]\n  %b = dot " +
+        left + ", %u contract(1; 1) : f32[N, V]\n" + steps + "\n}\n";
+    const CompiledProgram compiled = compile(Graph::parse(text), slow_memory({1024, 2048, 64}));
+    const auto groups = groups_of_products(program_of(compiled));
+    EXPECT_EQ(groups.size(), 1u) << text;
+    return pair_of(*groups.at(0));
+  };
+  const std::string product = "  %y = mul %a, %b\n  return y: %y", minus = "  %y = sub %b, %a\n";
+  EXPECT_EQ(pair(product), Pair::beside);
+  EXPECT_EQ(pair(product, "%t"), Pair::none);  // a second left operand, and both are read
+  EXPECT_EQ(pair(minus + "  return y: %y", "%t"), Pair::difference);
+  // a result that is read elsewhere too
+  EXPECT_EQ(pair(minus + "  %e = add %y, %a\n  return e: %e", "%t"), Pair::none);
+  EXPECT_EQ(pair(minus + "  %e = sub %a, %b\n  return y: %y, e: %e", "%t"), Pair::none);
+  EXPECT_EQ(pair(minus + "  return y: %y, b: %b", "%t"), Pair::none);
+  EXPECT_EQ(pair(minus + "  return y: %y, b: %b"), Pair::beside);
 }
 
 // Stages that an epilogue cannot compute stay loops over the stored product.

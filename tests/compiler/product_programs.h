@@ -13,10 +13,13 @@
 
 namespace logitless::test {
 
+// The products of a kernel with a generated epilogue.
+enum class Pair { none, beside, difference };
+
 struct ProductProgram {
   std::string name;
-  std::string text;  // of the sizes N, V, D
-  int fused = 1;     // products with a generated epilogue
+  std::string text;        // of the sizes N, V, D
+  Pair pair = Pair::none;  // of its kernel with a generated epilogue
 };
 
 struct ProductSizes {
@@ -47,13 +50,15 @@ inline std::vector<ProductProgram> product_programs(DType dtype) {
                      "  %l = reduce_lse %z dims(1)\n  %k = pick %z, %y axis(1)\n"
                      "  %m = reduce_max %z dims(1)\n  %n = sub %l, %k\n"
                      "  return n: %n, l: %l, k: %k, m: %m\n}\n"},
-      {"gated", "graph g" + operands + ", %u: " + t +
-                    "[V, D], %c: f32[V]) {\n"
-                    "  %a = dot %h, %w contract(1; 1)" +
-                    narrow + "  %b = dot %h, %u contract(1; 1)" + narrow +
-                    "  %s = sigmoid %a\n  %d = mul %a, %s\n  %y = mul %d, %b\n"
-                    "  %x = cast %b : f32[N, V]\n  %v = broadcast %c dims(1) : f32[N, V]\n"
-                    "  %f = add %x, %v\n  return a: %a, b: %b, y: %y, f: %f\n}\n"},
+      {"gated",
+       "graph g" + operands + ", %u: " + t +
+           "[V, D], %c: f32[V]) {\n"
+           "  %a = dot %h, %w contract(1; 1)" +
+           narrow + "  %b = dot %h, %u contract(1; 1)" + narrow +
+           "  %s = sigmoid %a\n  %d = mul %a, %s\n  %y = mul %d, %b\n"
+           "  %x = cast %b : f32[N, V]\n  %v = broadcast %c dims(1) : f32[N, V]\n"
+           "  %f = add %x, %v\n  return a: %a, b: %b, y: %y, f: %f\n}\n",
+       Pair::beside},
       {"columns",
        "graph g(%h: " + t + "[N, D], %w: " + t +
            "[D, V], %r: i32[N]) {\n"
@@ -63,6 +68,30 @@ inline std::vector<ProductProgram> product_programs(DType dtype) {
            "  %m = lt %i, %b\n  %x = tanh %z\n  %e = select %m, %x, %z\n"
            "  %g = cast %e" +
            narrow + "  %o = mul %g, %g\n  return g: %g, o: %o\n}\n"},
+      // Both products' columns, a value of each element and sums of rows.
+      {"gated_columns",
+       "graph g(%h: " + t + "[N, D], %w: " + t + "[D, V], %u: " + t + "[D, V], %x: f32[N, V]) {\n" +
+           "  %a = dot %h, %w contract(1; 0) : f32[N, V]\n"
+           "  %b = dot %h, %u contract(1; 0) : f32[N, V]\n"
+           "  %p = tanh %a\n  %q = mul %p, %b\n  %e = add %q, %x\n  %g = cast %e" +
+           narrow +
+           "  %s = mul %e, %e\n  %n = reduce_sum %s dims(1)\n  %m = reduce_max %e dims(1)\n" +
+           "  return g: %g, n: %n, m: %m\n}\n",
+       Pair::beside},
+      // One product whose halves are read.
+      {"packed",
+       "graph g(%h: " + t + "[N, D], %w: " + t + "[2 * V, D]) {\n" +
+           "  %z = dot %h, %w contract(1; 1) : " + t + "[N, 2 * V]\n" +
+           "  %a = slice %z begin(0, 0) end(N, V)\n  %b = slice %z begin(0, V) end(N, 2 * V)\n"
+           "  %s = sigmoid %a\n  %d = mul %a, %s\n  %y = mul %d, %b\n  return y: %y\n}\n",
+       Pair::beside},
+      // A student and a teacher of another width: only the difference of their logits is read.
+      {"squared_error",
+       "graph g" + operands + ", %t: " + t + "[N, 2 * D + 8], %u: " + t + "[V, 2 * D + 8]) {\n" +
+           product + "  %o = dot %t, %u contract(1; 1) : f32[N, V]\n" +
+           "  %d = sub %o, %z\n  %q = mul %d, %d\n  %s = reduce_sum %q dims(1)\n  %g = cast %d" +
+           narrow + "  return g: %g, s: %s\n}\n",
+       Pair::difference},
   };
 }
 
@@ -79,15 +108,23 @@ inline CompileOptions slow_memory(const ProductSizes& sizes, DeviceLimits device
   return options;
 }
 
-// Returns the products with a generated epilogue, those of loops included once.
-inline int generated_epilogues(const ir::Program& program) {
-  int count = 0;
+// Returns the groups with a generated epilogue, those of loops included once.
+inline std::vector<const ir::RowGroup*> groups_of_products(const ir::Program& program) {
+  std::vector<const ir::RowGroup*> list;
   for (const ir::Instruction& i : program.instructions) {
-    if (const auto* group = std::get_if<ir::RowGroup>(&i.what)) count += group->product ? 1 : 0;
-    if (const auto* loop = std::get_if<ir::LoopRun>(&i.what))
-      count += generated_epilogues(*loop->body);
+    if (const auto* group = std::get_if<ir::RowGroup>(&i.what); group != nullptr && group->product)
+      list.push_back(group);
+    if (const auto* loop = std::get_if<ir::LoopRun>(&i.what)) {
+      for (const ir::RowGroup* group : groups_of_products(*loop->body)) list.push_back(group);
+    }
   }
-  return count;
+  return list;
+}
+inline int generated_epilogues(const ir::Program& program) {
+  return static_cast<int>(groups_of_products(program).size());
+}
+inline Pair pair_of(const ir::RowGroup& group) {
+  return group.difference ? Pair::difference : group.other ? Pair::beside : Pair::none;
 }
 
 }  // namespace logitless::test

@@ -106,21 +106,20 @@ void fill(const GroupCase& c, std::uint64_t seed, std::vector<std::byte>& arena)
   }
 }
 
-// Fills the operands of the group's product, so that its elements are of size 1.
-void fill_operands(const GroupCase& c, std::uint64_t seed, std::vector<std::byte>& arena) {
+// Fills the operands of a product, so that its elements are of size 1.
+void fill_operands(const GroupCase& c, const ir::Gemm& g, std::uint64_t seed,
+                   std::vector<std::byte>& arena) {
   std::mt19937_64 rng(seed);
-  std::normal_distribution<double> normal(0.0,
-                                          std::pow(static_cast<double>(c.group.product->k), -0.25));
-  for (const ir::View* v : {&c.group.product->a, &c.group.product->b}) {
+  std::normal_distribution<double> normal(0.0, std::pow(static_cast<double>(g.k), -0.25));
+  for (const ir::View* v : {&g.a, &g.b}) {
     const ir::Buffer& b = c.memory.program.buffers[static_cast<std::size_t>(v->buffer)];
     for (std::int64_t i = 0; i < count_of(b, v->dtype); ++i)
       store_element(arena.data() + b.offset, v->dtype, i, normal(rng));
   }
 }
 
-// Stores the group's product, summed in float64.
-void store_product(const GroupCase& c, std::vector<std::byte>& arena) {
-  const ir::Gemm& g = *c.group.product;
+// Stores a product, summed in float64.
+void store_product(const GroupCase& c, const ir::Gemm& g, std::vector<std::byte>& arena) {
   const auto at = [&](const ir::View& v) {
     return arena.data() + c.memory.program.buffers[static_cast<std::size_t>(v.buffer)].offset;
   };
@@ -134,6 +133,23 @@ void store_product(const GroupCase& c, std::vector<std::byte>& arena) {
         sum += load_element(at(g.a), g.a.dtype, index(g.a, i, k)) *
                load_element(at(g.b), g.b.dtype, index(g.b, k, j));
       store_element(at(g.c), g.c.dtype, index(g.c, i, j), sum);
+    }
+  }
+}
+
+// Stores the difference of the group's products in place of the first.
+void subtract_other(const GroupCase& c, std::vector<std::byte>& arena) {
+  const ir::View &from = c.group.product->c, &what = c.group.other->c;
+  const auto at = [&](const ir::View& v) {
+    return arena.data() + c.memory.program.buffers[static_cast<std::size_t>(v.buffer)].offset;
+  };
+  for (std::int64_t i = 0; i < c.group.rows; ++i) {
+    for (std::int64_t j = 0; j < c.group.columns; ++j) {
+      const std::int64_t to = from.offset + i * from.strides[0] + j * from.strides[1];
+      const std::int64_t other = what.offset + i * what.strides[0] + j * what.strides[1];
+      store_element(
+          at(from), from.dtype, to,
+          load_element(at(from), from.dtype, to) - load_element(at(what), what.dtype, other));
     }
   }
 }
@@ -191,12 +207,15 @@ void check_group(const GroupCase& c, std::uint64_t seed, const KernelRunner& run
   std::vector<std::byte> got(static_cast<std::size_t>(c.memory.program.arena_bytes),
                              std::byte{0xff});
   fill(c, seed, got);
-  if (c.group.product) fill_operands(c, seed, got);
+  if (c.group.other) fill_operands(c, *c.group.other, seed + 1000, got);
+  if (c.group.product) fill_operands(c, *c.group.product, seed, got);
   std::vector<std::byte> want = got;
   const auto kernels = ir::generate(c.group, c.memory.alignments);
   const std::int64_t scratch = ir::row_group_scratch_bytes(c.group);
   run(c.memory, kernels, scratch, got);
-  if (c.group.product) store_product(c, want);
+  if (c.group.other) store_product(c, *c.group.other, want);
+  if (c.group.product) store_product(c, *c.group.product, want);
+  if (c.group.difference) subtract_other(c, want);
   for (const ir::RowGroup::Stage& stage : c.group.stages) {
     ir::Frame frame{c.memory.program, want.data()};
     ir::run_pointwise(stage.loop, frame, 2);

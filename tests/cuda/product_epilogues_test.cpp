@@ -17,33 +17,41 @@ double largest_error(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f64 ? 2e-5 : dtype == DType::f16 ? 6e-4 : 4e-3;
 }
 
-TEST(ProductEpilogues, AgreeWithTheInterpreterAndRepeatTheirBits) {
+// The parameter is the number of a program.
+class ProductEpilogues : public testing::TestWithParam<std::size_t> {};
+
+TEST_P(ProductEpilogues, AgreeWithTheInterpreterAndRepeatTheirBits) {
   const auto device = gpu();
   if (!device) GTEST_SKIP() << "no CUDA device";
   for (const DType dtype : {DType::bf16, DType::f16}) {
-    for (const ProductProgram& p : product_programs(dtype)) {
-      for (const ProductSizes& n : product_sizes()) {
-        if (dtype == DType::f16 && n.rows != 300) continue;  // each takes seconds to compile
-        SCOPED_TRACE(testing::Message() << p.name << ' ' << name_of(dtype) << ' ' << n.rows);
-        const Graph graph = Graph::parse(p.text);
-        const CompileOptions options = slow_memory(n, *device);
-        const CompiledProgram compiled = compile(graph, options);
-        const int fused = generated_epilogues(CompilerAccess::state(compiled).program);
-        EXPECT_EQ(fused, device->compute_capability >= 80 ? p.fused : 0) << compiled.explain();
-        const ir::Graph bound =
-            ir::bind(GraphAccess::of(graph), {{"N", n.rows}, {"V", n.columns}, {"D", n.depth}});
-        const ir::Tensors inputs = random_inputs(bound, static_cast<std::uint64_t>(n.rows));
-        const ir::Tensors wanted = ir::interpret(bound, inputs);
-        const ir::Tensors once = execute_on_gpu(compiled, inputs);
-        for (const ir::Output& o : bound.outputs())
-          EXPECT_LT(relative_2norm(once.at(o.name), wanted.at(o.name)),
-                    largest_error(o.name == "f" ? dtype : bound.type(o.value).dtype))
-              << o.name;
-        EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), once), 0.0);
-      }
+    const ProductProgram p = product_programs(dtype)[GetParam()];
+    for (const ProductSizes& n : product_sizes()) {
+      if (dtype == DType::f16 && n.rows != 300) continue;  // each takes seconds to compile
+      SCOPED_TRACE(testing::Message() << name_of(dtype) << ' ' << n.rows);
+      const Graph graph = Graph::parse(p.text);
+      const CompiledProgram compiled = compile(graph, slow_memory(n, *device));
+      const auto groups = groups_of_products(CompilerAccess::state(compiled).program);
+      EXPECT_EQ(groups.size(), device->compute_capability >= 80 ? 1u : 0u) << compiled.explain();
+      for (const ir::RowGroup* group : groups) EXPECT_EQ(pair_of(*group), p.pair);
+      const ir::Graph bound =
+          ir::bind(GraphAccess::of(graph), {{"N", n.rows}, {"V", n.columns}, {"D", n.depth}});
+      const ir::Tensors inputs = random_inputs(bound, static_cast<std::uint64_t>(n.rows));
+      const ir::Tensors wanted = ir::interpret(bound, inputs);
+      const ir::Tensors once = execute_on_gpu(compiled, inputs);
+      for (const ir::Output& o : bound.outputs())
+        EXPECT_LT(relative_2norm(once.at(o.name), wanted.at(o.name)),
+                  largest_error(o.name == "f" ? dtype : bound.type(o.value).dtype))
+            << o.name;
+      EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), once), 0.0);
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Programs, ProductEpilogues,
+                         testing::Range<std::size_t>(0, product_programs(DType::bf16).size()),
+                         [](const auto& number) {
+                           return product_programs(DType::bf16)[number.param].name;
+                         });
 
 }  // namespace
 }  // namespace logitless::test

@@ -36,10 +36,11 @@ struct Describe {
       stored += stage.stored ? 1 : 0;
       columns += stage.loop.reduction && stage.loop.columns ? 1 : 0;
     }
-    const std::string of = g.product ? concat((*this)(*g.product), " with an epilogue")
-                                     : concat("rows ", g.rows, " x ", g.columns);
-    return concat(of, ", ", g.stages.size(), " stages of ", steps, " steps, ", stored, " stored, ",
-                  columns, " sums of columns");
+    std::string of = concat("rows ", g.rows, " x ", g.columns);
+    if (g.product) of = (*this)(*g.product);
+    if (g.other) of += concat(g.difference ? " minus " : " beside ", (*this)(*g.other));
+    return concat(of, g.product ? " with an epilogue, " : ", ", g.stages.size(), " stages of ",
+                  steps, " steps, ", stored, " stored, ", columns, " sums of columns");
   }
   std::string operator()(const Gemm& g) const {
     const auto across = [&](const View& v) { return v.strides.back() == 1; };
@@ -109,7 +110,9 @@ struct Flops {
     for (const std::int64_t size : g.outer) flops *= static_cast<double>(size);
     return flops;
   }
-  double operator()(const RowGroup& g) const { return g.product ? (*this)(*g.product) : 0.0; }
+  double operator()(const RowGroup& g) const {
+    return (g.product ? (*this)(*g.product) : 0.0) + (g.other ? (*this)(*g.other) : 0.0);
+  }
   // The forward has two products of queries and keys, the backward five.
   double operator()(const Attention& a) const {
     const auto queries = static_cast<double>(elements_of(a.q)),
@@ -150,7 +153,10 @@ std::string stages_text(const RowGroup& g) {
     sums += sum ? 1 : 0;
     stored += !sum && stage.stored ? 1 : 0;
   }
-  return concat(steps, " generated steps", sums > 0 ? concat(", ", sums, " sums of rows") : "",
+  const std::string_view of = !g.other       ? ""
+                              : g.difference ? " of a difference of two"
+                                             : " of two side by side";
+  return concat(steps, " generated steps", of, sums > 0 ? concat(", ", sums, " sums of rows") : "",
                 stored > 0 ? concat(", ", stored, " stored") : "");
 }
 

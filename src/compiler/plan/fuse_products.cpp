@@ -1,4 +1,3 @@
-
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -6,6 +5,7 @@
 #include "compiler/plan/cost.h"
 #include "compiler/plan/group_rows.h"
 #include "compiler/plan/integers.h"
+#include "compiler/plan/product_pairs.h"
 #include "compiler/target/target.h"
 
 namespace logitless::ir {
@@ -37,6 +37,13 @@ bool takes_product(const Gemm& g) {
   return rows && columns && c.strides[1] == 1 && c.strides[0] >= g.n;
 }
 
+// Returns the product for a kernel that needs no scratch of cuBLASLt.
+Gemm without_scratch(Gemm g) {
+  g.scratch = -1;
+  g.additional_bytes = 0;
+  return g;
+}
+
 bool same_elements(const View& a, const View& b) {
   return a.buffer == b.buffer && a.offset == b.offset && a.dtype == b.dtype &&
          a.strides == b.strides;
@@ -45,8 +52,8 @@ bool same_elements(const View& a, const View& b) {
 // Returns a pick of an element of each row as a sum of the row: an index outside gives 0.
 std::optional<Pointwise> sum_of_pick(const Pick& pick, const Gemm& of) {
   constexpr std::int64_t kMostExact = 1 << 24;  // indices are compared as fp32
-  if (!same_elements(pick.x, of.c) || pick.axis != 1 || pick.out.shape != std::vector{of.m} ||
-      of.n > kMostExact)
+  if (!same_elements(pick.x, of.c) || pick.x.shape != std::vector{of.m, of.n} || pick.axis != 1 ||
+      pick.out.shape != std::vector{of.m} || of.n > kMostExact)
     return std::nullopt;
   Pointwise sum;
   sum.shape = {of.m, of.n};
@@ -123,28 +130,12 @@ class Finder {
     if (gemm == nullptr || !takes_product(*gemm) || is_unaligned(gemm->a.buffer) ||
         is_unaligned(gemm->b.buffer) || !is_only_writer(at, gemm->c.buffer))
       return std::nullopt;
-    std::vector<std::size_t> members = {at};
-    std::vector<RowGroup::Stage> stages;
-    std::optional<Fusion> found;
-    bool stored = p_.buffers[static_cast<std::size_t>(gemm->c.buffer)].place != Place::arena;
-    for (std::size_t i = at + 1; i < p_.instructions.size(); ++i) {
-      if (!meet(reads_[i], {gemm->c.buffer})) continue;
-      std::optional<std::vector<RowGroup::Stage>> more = stages_of(p_.instructions[i], *gemm);
-      if (more) {
-        members.push_back(i);
-        stages.insert(stages.end(), more->begin(), more->end());
-      }
-      std::optional<Fusion> longer;
-      if (more && can_meet(members)) longer = split(*gemm, stages, members);
-      if (!longer) {  // it and all later readers read memory
-        stored = true;
-        break;
-      }
-      found = std::move(longer);
-    }
-    if (found && stored && !(has_elements(found->group) && store_product(found->group)))
-      return std::nullopt;
-    return found && pays(*found) ? found : std::nullopt;
+    if (std::optional<Fusion> f = fastest(at, *gemm)) return f;
+    // A result that is only read as two halves, such as gates and units.
+    const auto halves = halves_of(*gemm);
+    if (!halves) return std::nullopt;
+    Grown both = grown(at, halves->first, halves->second);
+    return both.fusion && !both.stored && gain(*both.fusion) > 0.0 ? both.fusion : std::nullopt;
   }
 
  private:
@@ -189,9 +180,58 @@ class Finder {
     return true;
   }
 
+  // A product and the readers of its result that its epilogue takes, the first ones.
+  struct Grown {
+    std::optional<Fusion> fusion;
+    bool stored = false;  // others read the result, too
+  };
+  Grown grown(std::size_t at, const Gemm& gemm, const std::optional<Gemm>& other) const {
+    std::vector<std::size_t> members = {at};
+    std::vector<RowGroup::Stage> stages;
+    Grown g;
+    g.stored = p_.buffers[static_cast<std::size_t>(gemm.c.buffer)].place != Place::arena;
+    for (std::size_t i = at + 1; i < p_.instructions.size(); ++i) {
+      if (!meet(reads_[i], {gemm.c.buffer})) continue;
+      std::optional<std::vector<RowGroup::Stage>> more = stages_of(p_.instructions[i], gemm);
+      if (more) {
+        members.push_back(i);
+        stages.insert(stages.end(), more->begin(), more->end());
+      }
+      std::optional<Fusion> longer;
+      if (more && can_meet(members)) longer = split(gemm, other, stages, members);
+      if (!longer) {  // it and all later readers read memory
+        g.stored = true;
+        break;
+      }
+      g.fusion = std::move(longer);
+    }
+    return g;
+  }
+
+  // Returns the fusion that saves the most time, alone or with another product.
+  std::optional<Fusion> fastest(std::size_t at, const Gemm& gemm) const {
+    Grown g = grown(at, gemm, std::nullopt);
+    std::optional<Fusion>& found = g.fusion;
+    if (!found || (g.stored && !(has_elements(found->group) &&
+                                 store_product(found->group, found->group.product->c))))
+      return std::nullopt;
+    double best = gain(*found);
+    std::optional<Fusion> chosen = best > 0.0 ? found : std::nullopt;
+    const std::vector<int> read = reads_of(Instruction{{}, found->group});
+    for (std::size_t other = 0; other < found->members.back(); ++other) {
+      if (!meet(writes_[other], read)) continue;
+      std::optional<Fusion> both = with_other(*found, other);
+      if (!both || gain(*both) <= best) continue;
+      best = gain(*both);
+      chosen = std::move(both);
+    }
+    return chosen;
+  }
+
   // Divides the stages into those of the epilogue and loops over rows behind it. Returns nothing if
   // an element needs a sum of its row, or a stage is none of an epilogue.
-  std::optional<Fusion> split(const Gemm& gemm, const std::vector<RowGroup::Stage>& all,
+  std::optional<Fusion> split(const Gemm& gemm, const std::optional<Gemm>& other,
+                              const std::vector<RowGroup::Stage>& all,
                               const std::vector<std::size_t>& members) const {
     if (all.size() > kMostStages) return std::nullopt;
     Fusion f;
@@ -200,9 +240,8 @@ class Finder {
     group.rows = gemm.m;
     group.columns = gemm.n;
     group.engine = engine_;
-    group.product = gemm;
-    group.product->scratch = -1;
-    group.product->additional_bytes = 0;
+    group.product = without_scratch(gemm);
+    if (other) group.other = without_scratch(*other);
     std::vector<int> behind;  // buffers of sums and of what needs them
     for (const RowGroup::Stage& stage : all) {
       const StageKind kind = kind_of(stage.loop);
@@ -230,9 +269,32 @@ class Finder {
       return s.stored && kind_of(s.loop) == StageKind::elements;
     });
   }
-  // Adds the stage that stores the product itself, for readers that are not of the group.
-  static bool store_product(RowGroup& group) {
-    const View& c = group.product->c;
+  // Returns the fusion with another product whose result its stages read, or nothing.
+  std::optional<Fusion> with_other(const Fusion& f, std::size_t at) const {
+    const auto* given = std::get_if<Gemm>(&p_.instructions[at].what);
+    const bool member = std::find(f.members.begin(), f.members.end(), at) != f.members.end();
+    if (given == nullptr || member || !takes_product(*given) || is_unaligned(given->a.buffer) ||
+        is_unaligned(given->b.buffer) || !is_only_writer(at, given->c.buffer))
+      return std::nullopt;
+    const Gemm other = without_scratch(*given);
+    Fusion both = f;
+    both.members.insert(std::lower_bound(both.members.begin(), both.members.end(), at), at);
+    for (const Pointwise& loop : f.after) {
+      if (meet(reads_of(Instruction{{}, loop}), {other.c.buffer})) return std::nullopt;
+    }
+    if (!can_meet(both.members)) return std::nullopt;
+    const bool stored = is_read_outside(other.c.buffer, both.members);
+    std::optional<RowGroup> group = stored ? std::nullopt : difference_of(f.group, other);
+    if (!group) group = beside(f.group, other);
+    if (!group || (stored && !(has_elements(*group) && store_product(*group, other.c))) ||
+        !reads_are_clear(*group))
+      return std::nullopt;
+    both.group = std::move(*group);
+    return both;
+  }
+
+  // Adds the stage that stores a product's result c, for readers that are not of the group.
+  static bool store_product(RowGroup& group, const View& c) {
     if (!is_aligned(c, c.strides[0])) return false;
     Pointwise copy;
     copy.shape = {group.rows, group.columns};
@@ -269,31 +331,36 @@ class Finder {
     std::size_t views = 0;
     for (std::size_t s = 0; s < group.stages.size(); ++s) {
       for (const Pointwise::Leaf& leaf : group.stages[s].loop.leaves) {
-        if (!is_memory(leaf) || reads_product(group, leaf) || maker_of(group, s, leaf) >= 0)
+        if (!is_memory(leaf) || product_of(group, leaf) != nullptr || maker_of(group, s, leaf) >= 0)
           continue;
-        if (leaf.view.buffer == group.product->c.buffer || meet(written, {leaf.view.buffer}) ||
-            ++views > kMostViews)
+        if (leaf.view.buffer == group.product->c.buffer ||
+            (group.other && leaf.view.buffer == group.other->c.buffer) ||
+            meet(written, {leaf.view.buffer}) || ++views > kMostViews)
           return false;
       }
     }
     return true;
   }
 
-  bool pays(const Fusion& f) const {
+  // Returns the seconds that a fusion saves, or 0 where these are too few.
+  double gain(const Fusion& f) const {
     const Rates rates = target_.rates();
     double before = 0.0, after = 0.0;
     for (const std::size_t i : f.members) before += predicted_seconds(p_.instructions[i], rates);
     // Picks are counted as sums, since they read one element of a row.
     after = predicted_seconds(Instruction{{}, f.group}, rates);
     for (const Pointwise& loop : f.after) after += predicted_seconds(Instruction{{}, loop}, rates);
-    return after < kGain * before;
+    return after < kGain * before ? before - after : 0.0;
   }
 };
 
 }  // namespace
 
-bool reads_product(const RowGroup& group, const Pointwise::Leaf& leaf) {
-  return group.product && is_memory(leaf) && same_elements(leaf.view, group.product->c);
+const Gemm* product_of(const RowGroup& group, const Pointwise::Leaf& leaf) {
+  for (const std::optional<Gemm>* product : {&group.product, &group.other}) {
+    if (*product && is_memory(leaf) && same_elements(leaf.view, (*product)->c)) return &**product;
+  }
+  return nullptr;
 }
 
 void fuse_products(Program& program, const Target& target) {
@@ -306,6 +373,8 @@ void fuse_products(Program& program, const Target& target) {
     if (!f) continue;
     any = true;
     const std::size_t last = f->members.back();
+    const auto before = static_cast<std::size_t>(
+        std::lower_bound(f->members.begin(), f->members.end(), at) - f->members.begin());
     const std::string name = program.instructions[last].name;
     const int node = program.instructions[last].node;
     if (const std::int64_t bytes = target.scratch_bytes(f->group); bytes > 0) {
@@ -325,7 +394,7 @@ void fuse_products(Program& program, const Target& target) {
     }
     program.instructions = std::move(list);
     finder.emplace(program, target, *engine);
-    --at;  // another instruction is at this place now
+    at -= before + 1;  // another instruction is at this place now
   }
   if (any) drop_stores(program);
 }

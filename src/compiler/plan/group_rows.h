@@ -45,7 +45,7 @@ void drop_stores(Program& program);
 // predicted time is longer.
 void fuse_products(Program& program, const Target& target);
 
-// Returns whether a leaf reads the result of the group's product.
-bool reads_product(const RowGroup& group, const Pointwise::Leaf& leaf);
+// Returns the product of the group whose result a leaf reads, or null.
+const Gemm* product_of(const RowGroup& group, const Pointwise::Leaf& leaf);
 
 }  // namespace logitless::ir

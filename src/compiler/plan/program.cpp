@@ -57,9 +57,10 @@ struct Reads : Named {
   // Values between stages are in registers.
   void operator()(const RowGroup& g) const {
     std::vector<int> read, made;
-    if (g.product) {
-      add(g.product->a, g.product->b);
-      made.push_back(g.product->c.buffer);
+    for (const std::optional<Gemm>* product : {&g.product, &g.other}) {
+      if (!*product) continue;
+      add((*product)->a, (*product)->b);
+      made.push_back((*product)->c.buffer);
     }
     for (const RowGroup::Stage& stage : g.stages) {
       read.clear();
@@ -185,6 +186,7 @@ struct Moved {
   // A value that several stages read is loaded once.
   double operator()(const RowGroup& g) const {
     double bytes = g.product ? sum_of(g.product->a, g.product->b) : 0.0;
+    if (g.other) bytes += sum_of(g.other->b) + (g.difference ? sum_of(g.other->a) : 0.0);
     std::vector<std::pair<int, std::int64_t>> seen;
     std::vector<int> from;
     Reads{from}(g);

@@ -132,7 +132,12 @@ struct RowGroup {
   // whose memory is written only by a stage, if at all. They sum no columns, and none reads a sum
   // of rows.
   std::optional<Gemm> product;
-  ProductEngine engine = ProductEngine::sm90;  // of the product
+  // A second product of the same size that the kernel computes, too. Stages read its result by its
+  // view, and it has the first's left operand. Or, with `difference`, no stage reads it: the view
+  // of the first product stands for the first minus the second.
+  std::optional<Gemm> other;
+  bool difference = false;
+  ProductEngine engine = ProductEngine::sm90;  // of the products
   int scratch = -1;                            // buffer of the parts of sums
 };
 

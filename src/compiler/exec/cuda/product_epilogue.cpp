@@ -21,19 +21,22 @@ class EpilogueText {
       : g_(group),
         engine_(engine_of(group)),
         sm90_(group.engine == ProductEngine::sm90),
+        beside_(group.other && !group.difference),
+        blocks_(sm90_ && beside_ ? 2 : 4),
+        columns_(!sm90_ && beside_ ? 4 : 8),
         reads_(reads),
         alignments_(alignments) {}
 
   void add(Lines& lines) const {
     if (sm90_) begin_rows(lines);
-    unrolled(lines, "b", 4);
+    unrolled(lines, "b", blocks_);
     if (!sm90_) begin_rows(lines);
     for (std::size_t s = 0; s < g_.stages.size(); ++s) {
-      if (stores_in_chunks(s)) lines.add("unsigned y", s, "[16];");
+      if (stores_in_chunks(s)) lines.add("unsigned y", s, "[", 2 * columns_, "];");
     }
-    each_sum([&](std::size_t s) { lines.add("float v", s, "[2][16];"); });
+    each_sum([&](std::size_t s) { lines.add("float v", s, "[2][", 2 * columns_, "];"); });
     element_loads(lines);
-    unrolled(lines, "i", 8);
+    unrolled(lines, "i", columns_);
     begin_columns(lines);
     column_loads(lines);
     unrolled(lines, "h", 2);
@@ -41,8 +44,13 @@ class EpilogueText {
       if (stores_elements(g_.stages[s])) lines.add("float n", s, "[2];");
     }
     unrolled(lines, "j", 2);
-    const std::string sum = "z[4 * (8 * b + i) + 2 * h + j]";
-    lines.add("const float product = ", read_back(g_.product->c.dtype, sum), ";");
+    const auto sum = [&](int block, int column) {
+      return concat("z[4 * (8 * (b + ", block, ") + i + ", column, ") + 2 * h + j]");
+    };
+    lines.add("const float product = ", read_back(g_.product->c.dtype, sum(0, 0)), ";");
+    if (beside_)
+      lines.add("const float other = ",
+                read_back(g_.other->c.dtype, sm90_ ? sum(blocks_, 0) : sum(0, columns_)), ";");
     for (std::size_t s = 0; s < g_.stages.size(); ++s) element_stage(lines, s);
     lines.add("}");
     for (std::size_t s = 0; s < g_.stages.size(); ++s) {
@@ -83,7 +91,10 @@ class EpilogueText {
 
   const RowGroup& g_;
   const cuda::TileEngine& engine_;
-  const bool sm90_;  // else by mma.sync
+  const bool sm90_;    // else by mma.sync
+  const bool beside_;  // two products have sums
+  const int blocks_;   // of a result
+  const int columns_;  // pairs of adjacent columns of a result in a block
   const StageReads& reads_;
   const std::span<const std::int64_t> alignments_;
 
@@ -91,7 +102,7 @@ class EpilogueText {
   bool stores_in_chunks(std::size_t s) const {
     return stores_elements(g_.stages[s]) && in_chunks(loop(s).store.view, alignments_);
   }
-  bool exact() const { return g_.columns % engine_.columns == 0; }
+  bool exact() const { return g_.columns % tile_columns(g_) == 0; }
 
   // Opens an unrolled loop.
   static void unrolled(Lines& lines, const char* name, int count) {
@@ -144,8 +155,10 @@ class EpilogueText {
 
   // Declares the column c of a pair.
   void begin_columns(Lines& lines) const {
-    lines.add("const int ahead = first_column + ",
-              sm90_ ? "accumulator_column() + 64 * b + 8 * i;" : "column_of(i);");
+    lines.add("const int ahead = first_column + ", sm90_ ? "accumulator_column() + 64 * b + 8 * i;"
+                                                   : beside_
+                                                       ? "column_of_result<Products::beside>(i);"
+                                                       : "column_of(i);");
     if (!exact()) lines.add("const bool in = ahead < ", g_.columns, ";");
     lines.add("const int c = ", exact() ? "ahead" : concat("in ? ahead : ", g_.columns - 2), ";");
   }
@@ -164,8 +177,8 @@ class EpilogueText {
   void element_loads(Lines& lines) const {
     if (reads_.elements().empty()) return;
     for (std::size_t i = 0; i < reads_.elements().size(); ++i)
-      lines.add(cuda_type(reads_.elements()[i].dtype), " x", i, "[8][2][2];");
-    unrolled(lines, "i", 8);
+      lines.add(cuda_type(reads_.elements()[i].dtype), " x", i, "[", columns_, "][2][2];");
+    unrolled(lines, "i", columns_);
     begin_columns(lines);
     unrolled(lines, "h", 2);
     for (std::size_t i = 0; i < reads_.elements().size(); ++i) {
@@ -196,7 +209,7 @@ class EpilogueText {
   }
   bool is_loaded(std::size_t s, const Pointwise::Leaf& leaf) const {
     return leaf.kind == Pointwise::Leaf::Kind::memory && kind_of(loop(s)) != StageKind::rows &&
-           !reads_product(g_, leaf) && maker_of(g_, s, leaf) < 0;
+           product_of(g_, leaf) == nullptr && maker_of(g_, s, leaf) < 0;
   }
 
   // A stage at row row[h] and column c + j.
@@ -268,7 +281,7 @@ class EpilogueText {
               "*)(memory + ", offset, ") + threadIdx.x;");
     lines.add(state_type(loop(s)), " state = of[0];");
     lines.add("state.merge(of[", engine_.rows, "]);");
-    lines.add("p", s, "[(long long)(first_column / ", engine_.columns, ") * ", g_.rows,
+    lines.add("p", s, "[(long long)(first_column / ", tile_columns(g_), ") * ", g_.rows,
               " + first_row + threadIdx.x] = state;");
     lines.add("}");
   }
@@ -276,7 +289,7 @@ class EpilogueText {
     unrolled(lines, "h", 2);
     lines.add("across_lanes(state", s, "[h], 4);");
     lines.add("if (valid[h] && threadIdx.x % 4 == 0) p", s, "[(long long)(first_column / ",
-              engine_.columns, ") * ", g_.rows, " + row[h]] = state", s, "[h];");
+              tile_columns(g_), ") * ", g_.rows, " + row[h]] = state", s, "[h];");
     lines.add("}");
   }
 
@@ -306,7 +319,8 @@ class EpilogueText {
     const Pointwise::Leaf& leaf = loop(s).leaves[i];
     if (leaf.kind == Pointwise::Leaf::Kind::first) return "first";
     if (leaf.kind == Pointwise::Leaf::Kind::iota) return leaf.dim == 0 ? "row[h]" : "(c + j)";
-    if (reads_product(g_, leaf)) return "product";
+    if (const Gemm* const of = product_of(g_, leaf))
+      return of == &*g_.product ? "product" : "other";
     if (const int maker = maker_of(g_, s, leaf); maker >= 0) {
       const bool element = kind_of(loop(static_cast<std::size_t>(maker))) == StageKind::elements;
       return element ? concat("e", maker) : concat("q", maker, "[h]");
@@ -329,6 +343,10 @@ class EpilogueText {
 const cuda::TileEngine& engine_of(const RowGroup& group) {
   return group.engine == ProductEngine::sm90 ? cuda::kSm90Engine : cuda::kSm80Engine;
 }
+std::int64_t tile_columns(const RowGroup& group) {
+  const int columns = engine_of(group).columns;
+  return group.other && !group.difference ? columns / 2 : columns;
+}
 
 bool is_narrow(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 bool is_sum(const RowGroup::Stage& stage) {
@@ -348,7 +366,7 @@ void add_prefetches(Lines& lines, const RowGroup& group, const StageReads& reads
   const cuda::TileEngine& engine = engine_of(group);
   for (const View& v : reads.elements()) {
     const std::int64_t line = 128 / static_cast<std::int64_t>(size_of(v.dtype)),
-                       of_row = engine.columns / line;
+                       of_row = tile_columns(group) / line;
     lines.add("for (int l = threadIdx.x - ", engine.threads - engine.consumers, "; l < ",
               engine.rows * of_row, "; l += ", engine.consumers, ") {");
     lines.add("const ", index_type(reads), " row = first_row + l / ", of_row, ";");

@@ -2,7 +2,8 @@
 //
 // A thread's sums are four blocks of 2 x 16. On Hopper these have the same two rows, 64 columns
 // apart; by mma.sync the same columns, 16 rows apart. Sum 4 i + 2 h + j of a block is of row h and
-// column 8 i + j.
+// column 8 i + j. Of two products beside each other, the second has the last two blocks on Hopper,
+// and the second half of each block by mma.sync.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,8 @@
 namespace logitless::ir {
 
 const cuda::TileEngine& engine_of(const RowGroup& group);
+// Returns the columns of each result in a tile.
+std::int64_t tile_columns(const RowGroup& group);
 
 bool is_narrow(DType dtype);
 // Returns whether the stage leaves a state for each row and tile of columns.

@@ -1,5 +1,6 @@
 // Matrix products whose epilogue is a row group: a tile engine of kernels/device/tile_engine.h
-// computes tiles of sums in registers, and the group's stages run on them. Sums of rows leave a
+// computes tiles of sums in registers, of one product or two, and the group's stages run on them.
+// Sums of rows leave a
 // state for each row and tile of columns, which a second kernel merges in order.
 #include <algorithm>
 
@@ -30,7 +31,7 @@ std::vector<std::vector<std::size_t>> sums_by_state(const RowGroup& g) {
   return list;
 }
 
-std::int64_t column_tiles(const RowGroup& g) { return ceil_div(g.columns, engine_of(g).columns); }
+std::int64_t column_tiles(const RowGroup& g) { return ceil_div(g.columns, tile_columns(g)); }
 
 std::int64_t parts_bytes(const RowGroup& g, std::size_t sum) {
   return column_tiles(g) * g.rows * state_bytes(g.stages[sum].loop);
@@ -84,15 +85,16 @@ class ProductText {
     const std::int64_t row_tiles = ceil_div(g_.rows, engine_.rows * engine_.ctas);
     begin_product(lines, row_tiles);
     add_prefetches(lines, g_, reads_);
-    lines.add("}, [&](float (&z)[128], int first_row, int first_column, ",
+    lines.add("}, [&](const float (&z)[128], int first_row, int first_column, ",
               sm90_ ? "BoxWriter& writer" : "unsigned char* memory", ") {");
     add_epilogue(lines, g_, reads_, alignments_);
     lines.add("});");
-    const GeneratedKernel made = make_kernel(
-        "product",
-        concat("product ", p_.m, " x ", p_.n, " x ", p_.k, " with ", g_.stages.size(), " stages"),
-        parameters, lines, static_cast<unsigned>(engine_.threads),
-        sm90_ ? Blocks{1, static_cast<unsigned>(engine_.ctas)} : Blocks{2, 1});
+    const GeneratedKernel made =
+        make_kernel("product",
+                    concat("product ", p_.m, " x ", p_.n, " x ", p_.k,
+                           g_.other ? ", and another," : "", " with ", g_.stages.size(), " stages"),
+                    parameters, lines, static_cast<unsigned>(engine_.threads),
+                    sm90_ ? Blocks{1, static_cast<unsigned>(engine_.ctas)} : Blocks{2, 1});
     kernel.entry = made.entry;
     kernel.source = made.source;
     kernel.shape = made.shape;
@@ -117,38 +119,56 @@ class ProductText {
   const Pointwise& loop(std::size_t s) const { return g_.stages[s].loop; }
 
   void add_operands(std::string& parameters, GeneratedKernel& kernel) const {
-    if (!sm90_) {
-      for (const auto& [name, v] : {std::pair{"rows", &p_.a}, std::pair{"columns", &p_.b}})
-        add_parameter(parameters, kernel.arguments, concat("const void* __restrict__ ", name),
-                      {KernelArgument::Kind::address, v->buffer,
-                       v->offset * static_cast<std::int64_t>(size_of(v->dtype))});
-      return;
-    }
-    add_map(parameters, kernel, "rows", p_.a, {p_.m, p_.k, p_.a.strides[0], engine_.rows});
+    add_left(parameters, kernel, "a", p_);
+    add_right(parameters, kernel, "b", p_);
+    if (g_.difference) add_left(parameters, kernel, "c", *g_.other);
+    if (g_.other) add_right(parameters, kernel, "d", *g_.other);
+  }
+  void add_left(std::string& parameters, GeneratedKernel& kernel, const std::string& name,
+                const Gemm& of) const {
+    add_operand(parameters, kernel, name, of.a, {of.m, of.k, of.a.strides[0], engine_.rows});
+  }
+  void add_right(std::string& parameters, GeneratedKernel& kernel, const std::string& name,
+                 const Gemm& of) const {
     if (by_rows_)
-      add_map(parameters, kernel, "columns", p_.b,
-              {p_.n, p_.k, p_.b.strides[1], engine_.columns / 2});
+      add_operand(parameters, kernel, name, of.b,
+                  {of.n, of.k, of.b.strides[1], engine_.columns / 2});
     else
-      add_map(parameters, kernel, "columns", p_.b, {p_.k, p_.n, p_.b.strides[0], engine_.step});
+      add_operand(parameters, kernel, name, of.b, {of.k, of.n, of.b.strides[0], engine_.step});
+  }
+  void add_operand(std::string& parameters, GeneratedKernel& kernel, const std::string& name,
+                   const View& v, const cuda::MatrixShape& shape) const {
+    if (sm90_) return add_map(parameters, kernel, "of_" + name, v, shape);
+    add_parameter(parameters, kernel.arguments, concat("const void* __restrict__ of_", name),
+                  {KernelArgument::Kind::address, v.buffer,
+                   v.offset * static_cast<std::int64_t>(size_of(v.dtype))});
   }
   // Opens the call of the engine, up to the body of its function `ahead`.
   void begin_product(Lines& lines, std::int64_t row_tiles) const {
     const std::string types =
         concat(p_.a.dtype == DType::bf16 ? "__nv_bfloat16" : "__half", ", ", by_rows_ ? 0 : 1);
+    const std::string_view products = g_.difference ? "difference" : g_.other ? "beside" : "one";
+    const std::int64_t other_k = g_.difference ? g_.other->k : 0;
     lines.add("using namespace logitless::cuda;");
     if (sm90_) {
       lines.add("static_assert(kTileShared == ", engine_.shared_bytes, ");");
-      lines.add("product_of_tiles<", types, ">(&rows, &columns, ProductTiles{", row_tiles, ", ",
-                column_tiles(g_), ", ", ceil_div(p_.k, engine_.step),
+      lines.add("products_of_tiles<", types, ", Products::", products, ">(ProductMaps{&of_a, &of_b",
+                g_.difference ? ", &of_c" : ", nullptr", g_.other ? ", &of_d" : ", nullptr",
+                "}, ProductTiles{", row_tiles, ", ", column_tiles(g_), ", ",
+                ceil_div(p_.k, engine_.step), ", ", ceil_div(other_k, engine_.step),
                 "}, [&](int first_row, int first_column) {");
       return;
     }
     lines.add("using namespace logitless::cuda::tiles_sm80;");
     lines.add("static_assert(kPipelineBytes == ", engine_.shared_bytes, ");");
-    const bool whole = p_.k % engine_.step == 0;
-    lines.add("product_of_tiles<", types, whole ? ", true" : ", false", ">(ProductMatrix{rows, ",
-              p_.a.strides[0], "}, ProductMatrix{columns, ", p_.b.strides[by_rows_ ? 1 : 0],
-              "}, ProductSizes{", p_.m, ", ", p_.n, ", ", p_.k,
+    const bool whole = p_.k % engine_.step == 0 && other_k % engine_.step == 0;
+    const auto left = [](const Gemm& of) { return of.a.strides[0]; };
+    const auto right = [&](const Gemm& of) { return of.b.strides[by_rows_ ? 1 : 0]; };
+    lines.add("products_of_tiles<", types, whole ? ", true" : ", false", ", Products::", products,
+              ">(ProductOperands{{of_a, ", left(p_), "}, {of_b, ", right(p_), "}, ",
+              g_.difference ? concat("{of_c, ", left(*g_.other), "}, ") : "{nullptr, 0}, ",
+              g_.other ? concat("{of_d, ", right(*g_.other), "}") : "{nullptr, 0}",
+              "}, ProductSizes{", p_.m, ", ", p_.n, ", ", p_.k, ", ", other_k,
               "}, [&](int first_row, int first_column) {");
   }
   static void add_map(std::string& parameters, GeneratedKernel& kernel, const std::string& name,

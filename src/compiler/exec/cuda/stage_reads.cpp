@@ -40,7 +40,7 @@ StageReads::StageReads(const RowGroup& group) : g_(group) {
     reach(loop.store.view);
     for (const Pointwise::Leaf& leaf : loop.leaves) {
       takes_first_ = takes_first_ || leaf.kind == Pointwise::Leaf::Kind::first;
-      if (leaf.kind != Pointwise::Leaf::Kind::memory || reads_product(g_, leaf)) continue;
+      if (leaf.kind != Pointwise::Leaf::Kind::memory || product_of(g_, leaf) != nullptr) continue;
       reach(leaf.view);
       if (const int maker = maker_of(g_, s, leaf); maker >= 0) {
         forwarded_.insert(static_cast<std::size_t>(maker));

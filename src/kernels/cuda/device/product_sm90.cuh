@@ -1,17 +1,35 @@
-// A GEMM on Hopper whose epilogue the caller gives: c = a . b in tiles of 128 x 256 fp32 sums that
-// stay in registers. Generated kernels include it (kernels/device/tile_engine.h), so it needs no
-// header of the host.
+// GEMMs on Hopper whose epilogue the caller gives: one or two products in tiles of 128 x 256 fp32
+// sums that stay in registers. Generated kernels include it (kernels/device/tile_engine.h), so it
+// needs no header of the host.
 #pragma once
 
 #include "kernels/cuda/device/tiles_sm90.cuh"
 
 namespace logitless::cuda {
 
-// The tiles of a launch: pairs of row tiles, one pair for each cluster, column tiles, and steps of
-// kStep along the contracted dimension.
-struct ProductTiles {
-  int row_pairs, column_tiles, steps;
+// The sums of a tile:
+//   one: a . b, 256 columns
+//   beside: a . b in columns [0, 128) of a tile and a . d in the others: columns of equal index
+//   difference: a . b - c . d, 256 columns
+enum class Products { one, beside, difference };
+
+// Maps of a [m, k] and c, boxes of kTileRows rows; and of b^T [n, k] and d^T, boxes of
+// kTileColumns / 2 rows, or with kTransposeB of b [k, n] and d, boxes of kStep rows. Elements
+// outside are 0. Operands that a product does not have are null.
+struct ProductMaps {
+  const CUtensorMap *a, *b, *c, *d;
 };
+
+// The tiles of a launch: pairs of row tiles, one pair for each cluster, column tiles, and steps of
+// kStep along the contracted dimensions of a . b and c . d.
+struct ProductTiles {
+  int row_pairs, column_tiles, steps, other_steps;
+};
+
+// Columns of each result in a tile.
+constexpr int columns_of(Products products) {
+  return products == Products::beside ? kTileColumns / 2 : kTileColumns;
+}
 
 // Tile t of a cluster. Clusters that run at a time have tiles of kGroup pairs of rows and of as
 // many columns, so that operands come from L2.
@@ -28,9 +46,9 @@ struct ProductTile {
 };
 
 // Producer: loads the operands of all tiles of the cluster.
-template <int kTransposeB>
-__device__ __forceinline__ void load_product(const TileMemory& memory, const CUtensorMap* rows,
-                                             const CUtensorMap* columns, const ProductTiles& of) {
+template <int kTransposeB, Products kProducts>
+__device__ __forceinline__ void load_products(const TileMemory& memory, const ProductMaps& maps,
+                                              const ProductTiles& of) {
   constexpr int kHalf = kTileColumns / 2, kBoth = (1 << kClusterCtas) - 1;
   const int rank = cluster_rank();
   const std::uint64_t keep = keep_policy(), pass = pass_policy();
@@ -39,8 +57,15 @@ __device__ __forceinline__ void load_product(const TileMemory& memory, const CUt
        t += gridDim.x / kClusterCtas) {
     const ProductTile tile(t, of);
     const int row = (tile.pair * kClusterCtas + rank) * kTileRows;
-    const int column = tile.column * kTileColumns + rank * kHalf;
-    for (int k = 0; k < of.steps; ++k) {
+    // The half of the column operand that this CTA loads for both.
+    const int column =
+        tile.column * columns_of(kProducts) + (kProducts == Products::beside ? 0 : rank * kHalf);
+    for (int s = 0; s < of.other_steps + of.steps; ++s) {
+      const bool other = s < of.other_steps;
+      const int k = other ? s : s - of.other_steps;
+      const CUtensorMap* const rows = other ? maps.c : maps.a;
+      const bool second = kProducts == Products::beside ? rank == 1 : other;
+      const CUtensorMap* const columns = second ? maps.d : maps.b;
       std::uint64_t* const full = memory.full + at.stage;
       barrier_wait(memory.empty + at.stage, at.phase ^ 1);
       barrier_expect(full, kStageBytes);
@@ -61,8 +86,8 @@ __device__ __forceinline__ void load_product(const TileMemory& memory, const CUt
   }
 }
 
-// Consumer: the sums of one tile.
-template <typename T, int kTransposeB>
+// Consumer: the sums of one tile, with kAdd added to z.
+template <typename T, int kTransposeB, bool kAdd>
 __device__ __forceinline__ void multiply_tile(const TileMemory& memory, StageCursor& at, int steps,
                                               float (&z)[128]) {
   const int lane = threadIdx.x % 32;
@@ -79,7 +104,7 @@ __device__ __forceinline__ void multiply_tile(const TileMemory& memory, StageCur
       const std::uint64_t columns = kTransposeB == 0 ? wgmma_descriptor(b + j * 32, 16, 1024)
                                                      : wgmma_descriptor(b + j * 2048, 8192, 1024);
       wgmma_m64n256k16<0, kTransposeB, T>(z, wgmma_descriptor(a + j * 32, 16, 1024), columns,
-                                          k > 0 || j > 0);
+                                          kAdd || k > 0 || j > 0);
     }
     wgmma_commit();
     wgmma_wait<1>();  // the step before is done with its stage
@@ -89,6 +114,12 @@ __device__ __forceinline__ void multiply_tile(const TileMemory& memory, StageCur
   }
   wgmma_wait<0>();
   if (lane < kClusterCtas) barrier_arrive_at(memory.empty + previous, lane);
+}
+
+// z = -z, not before the wait for the sums.
+__device__ __forceinline__ void negate(float (&z)[128]) {
+#pragma unroll
+  for (float& value : z) asm volatile("neg.f32 %0, %0;" : "+f"(value)::"memory");
 }
 
 // Stores results of a consumer warpgroup by TMA, 64 rows x 64 columns at a time, in boxes of 64
@@ -140,22 +171,19 @@ class BoxWriter {
   std::uint64_t policy_ = pass_policy();
 };
 
-// Computes all tiles. `rows`: map of a [m, k], boxes of kTileRows rows. `columns`: map of b^T
-// [n, k], boxes of kTileColumns / 2 rows, or with kTransposeB of b [k, n], boxes of kStep rows.
-// Elements outside are 0. Consumers call ahead(row, column) of a tile, for prefetches, and then
-// epilogue(z, row, column, writer): z are a thread's sums,
-// see accumulator_row(), of the tile that begins at that row and column. Launch: kTileThreads
-// threads, clusters of kClusterCtas, kTileShared bytes, any number of clusters.
-template <typename T, int kTransposeB, typename Ahead, typename Epilogue>
-__device__ __forceinline__ void product_of_tiles(const CUtensorMap* rows,
-                                                 const CUtensorMap* columns, const ProductTiles& of,
-                                                 const Ahead& ahead, const Epilogue& epilogue) {
+// Computes all tiles. Consumers call ahead(row, column) of a tile, for prefetches, and then
+// epilogue(z, row, column, writer): z are a thread's sums, see accumulator_row(), of the tile that
+// begins at that row and column of the results. Launch: kTileThreads threads, clusters of
+// kClusterCtas, kTileShared bytes, any number of clusters.
+template <typename T, int kTransposeB, Products kProducts, typename Ahead, typename Epilogue>
+__device__ __forceinline__ void products_of_tiles(const ProductMaps& maps, const ProductTiles& of,
+                                                  const Ahead& ahead, const Epilogue& epilogue) {
   extern __shared__ unsigned char shared_memory[];
   const TileMemory memory(shared_memory);
   memory.init_barriers();
   if (threadIdx.x < 128) {
     registers_shrink<40>();
-    if (threadIdx.x == 0) load_product<kTransposeB>(memory, rows, columns, of);
+    if (threadIdx.x == 0) load_products<kTransposeB, kProducts>(memory, maps, of);
   } else {
     registers_grow<232>();
     const int rank = cluster_rank();
@@ -166,9 +194,15 @@ __device__ __forceinline__ void product_of_tiles(const CUtensorMap* rows,
          t += gridDim.x / kClusterCtas) {
       const ProductTile tile(t, of);
       const int row = (tile.pair * kClusterCtas + rank) * kTileRows;
-      const int column = tile.column * kTileColumns;
+      const int column = tile.column * columns_of(kProducts);
       ahead(row, column);
-      multiply_tile<T, kTransposeB>(memory, at, of.steps, z);
+      if constexpr (kProducts == Products::difference) {
+        multiply_tile<T, kTransposeB, false>(memory, at, of.other_steps, z);
+        negate(z);
+        multiply_tile<T, kTransposeB, true>(memory, at, of.steps, z);
+      } else {
+        multiply_tile<T, kTransposeB, false>(memory, at, of.steps, z);
+      }
       epilogue(z, row, column, writer);
     }
     writer.drain();

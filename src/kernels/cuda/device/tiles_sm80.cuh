@@ -126,11 +126,16 @@ __device__ __forceinline__ int column_of(int n) {
   return static_cast<int>(threadIdx.x / 32 % 2 * 64 + threadIdx.x % 4 * 2) + n * 8;
 }
 
+struct NothingBefore {
+  __device__ __forceinline__ void operator()(int) const {}
+};
+
 // z = the sums of a tile. load(stage) enqueues the copies of the next step, and returns false if
-// there is none. The CTA has passed a barrier since it last read the stages.
-template <typename T, class Reader, class Load>
+// there is none. before(s) is called before step s is added to z. The CTA has passed a barrier
+// since it last read the stages.
+template <typename T, class Reader, class Load, class Before = NothingBefore>
 __device__ __forceinline__ void multiply_steps(float (&z)[128], const Reader& reader,
-                                               const Load& load) {
+                                               const Load& load, const Before& before = Before()) {
   int waiting = 0;  // steps loaded and not multiplied
   const auto next = [&](int stage) {
     if (load(stage)) ++waiting;
@@ -140,7 +145,9 @@ __device__ __forceinline__ void multiply_steps(float (&z)[128], const Reader& re
 #pragma unroll
   for (float& value : z) value = 0.0f;
   WarpOperands fragments[2];
-  for (int stage = 0; waiting > 0; --waiting) {
+  int step = 0;
+  for (int stage = 0; waiting > 0; --waiting, ++step) {
+    before(step);
     copies_wait_but<kStages - 2>();
     __syncthreads();
     reader.read(fragments[0], stage, 0);
