@@ -133,6 +133,21 @@ TEST(FuseProducts, TakesTwoProducts) {
     EXPECT_EQ(groups.size(), 1u) << text;
     return pair_of(*groups.at(0));
   };
+  // A norm before both products is computed and stored once, though recomputed to end its life.
+  const std::string norm =
+      "graph g(%x: bf16[N, D], %w: bf16[V, D], %u: bf16[V, D], %d: bf16[V, D]) {\n"
+      "  %q = mul %x, %x\n  %s = reduce_sum %q dims(1) : f32[N]\n  %r = rsqrt %s\n"
+      "  %t = cast %r : bf16[N]\n  %m = broadcast %t dims(0) : bf16[N, D]\n  %h = mul %x, %m\n"
+      "  %a = dot %h, %w contract(1; 1) : f32[N, V]\n  %k = sigmoid %a\n"
+      "  %g = mul %a, %k\n  %e = cast %g : bf16[N, V]\n"
+      "  %b = dot %h, %u contract(1; 1) : bf16[N, V]\n  %y = mul %e, %b\n"
+      "  %z = dot %y, %d contract(1; 0) : bf16[N, D]\n"
+      "  return z: %z\n}\n";
+  const CompiledProgram normed = compile(Graph::parse(norm), slow_memory({1024, 2048, 64}));
+  const auto groups = groups_of_products(program_of(normed));
+  ASSERT_EQ(groups.size(), 1u);
+  EXPECT_EQ(pair_of(*groups[0]), Pair::beside) << normed.explain();
+
   const std::string product = "  %y = mul %a, %b\n  return y: %y", minus = "  %y = sub %b, %a\n";
   EXPECT_EQ(pair(product), Pair::beside);
   EXPECT_EQ(pair(product, "%t"), Pair::none);  // a second left operand, and both are read

@@ -98,6 +98,9 @@ struct Compute {
     // half as many results: within 4 % of two epilogues of three sizes on an H200.
     constexpr double kHalf = 0.6;
     if (beside && group.engine == ProductEngine::sm90) instructions *= kHalf;
+    // A difference by mma.sync fills its pipeline twice for each tile (three sizes on an H200).
+    constexpr double kRefill = 4e-6;
+    if (group.difference && group.engine == ProductEngine::sm80) waits += kRefill;
     const std::int64_t depth = g.k + (group.difference ? group.other->k : 0);
     const double multiplied = 2.0 * static_cast<double>(depth) / rates.epilogue_products,
                  finished = instructions / (kPerFunction * rates.functions);

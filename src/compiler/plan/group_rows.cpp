@@ -348,6 +348,7 @@ void group_rows(Program& program, const Target& target) {
     ++i;
   }
   program.instructions = std::move(grouped);
+  merge_equal_stages(program);
   drop_stores(program);
 }
 

@@ -35,14 +35,20 @@ void group_rows(Program& program, const Target& target);
 // Removes the memory of values that only their own group reads.
 void drop_stores(Program& program);
 
+// --- equal_stages.cpp
+
+// Merges stages of a group that store equal values in the arena. Recomputation makes them where a
+// value's readers turn out to be close.
+void merge_equal_stages(Program& program);
+
 // --- fuse_products.cpp
 
 // Fuses products with all that reads their results, after group_rows() and before memory is
 // planned: row groups, loops over their elements, and picks of one element of each row, which
-// become sums. What needs those sums stays behind in loops of its own. Not fused: products that
-// are added to memory, in batches, or with an epilogue of the library; readers that use a sum of
-// rows for each element, or sum columns; rows that are not aligned to 16 bytes; and where the
-// predicted time is longer.
+// become sums. What needs those sums stays behind in loops of its own. Two products that the same
+// stages read may share a kernel (product_pairs.h). Not fused: products that are added to memory,
+// in batches, or with an epilogue of the library; readers that use a sum of rows for each element,
+// or sum columns; rows that are not aligned to 16 bytes; and where the predicted time is longer.
 void fuse_products(Program& program, const Target& target);
 
 // Returns the product of the group whose result a leaf reads, or null.

@@ -134,6 +134,21 @@ class TwoLoaders {
   bool exists_[2];  // kSide: the thread's column of each pair of copies
 };
 
+// z += the sums of a tile of `depth` contracted elements.
+template <typename T, class Reader, class Left, class Right>
+__device__ __forceinline__ void add_product(float (&z)[128], const Reader& reader, const Left& left,
+                                            const Right& right, int depth, std::uint64_t policy) {
+  int k = 0;
+  add_steps<T>(z, reader, [&](int stage) {
+    if (k >= depth) return false;
+    left.load(stage, k, depth, policy);
+    right.load(stage, k, depth, policy);
+    k += kStep;
+    return true;
+  });
+  __syncthreads();  // other warps may still read the last stage
+}
+
 // Computes the CTA's tile. `b` and `d`: transposed by rows, or with kTransposeB not. kWhole: k and
 // other_k are multiples of kStep. The CTA calls ahead(row, column) of its tile, for prefetches, and
 // then epilogue(z, row, column, memory): z are a thread's sums (row_of, column_of_result) of the
@@ -148,44 +163,29 @@ __device__ __forceinline__ void products_of_tiles(const ProductOperands& in, con
   const std::uint32_t right_stages = stages + kOperandBytes;
   const ProductTile tile(of, columns_of(kProducts));
   ahead(tile.row, tile.column);
-  constexpr bool kDifference = kProducts == Products::difference;
-  const auto left_of = [&](const ProductMatrix& a) {
-    return Loader<T, true, kWhole>(a.data, a.stride, tile.row, of.m, stages);
-  };
-  const auto right_of = [&](const ProductMatrix& b) {
-    constexpr bool kSide = kTransposeB == 0;
-    if constexpr (kProducts == Products::beside)
-      return TwoLoaders<T, kSide, kWhole>(b, in.d, tile.column, of.n, right_stages);
-    else
-      return Loader<T, kSide, kWhole>(b.data, b.stride, tile.column, of.n, right_stages);
-  };
-  auto left = left_of(kDifference ? in.c : in.a);
-  auto right = right_of(kDifference ? in.d : in.b);
+  const FragmentReader<true, kTransposeB == 0> reader(stages);
   const std::uint64_t keep = policy_keep();
-  int k = 0, depth = kDifference ? of.other_k : of.k;
-  bool other = kDifference;  // the steps of c . d, which come first
-  const auto load = [&](int stage) {
-    if (k >= depth) {
-      if (!other) return false;
-      other = false;
-      left = left_of(in.a);
-      right = right_of(in.b);
-      k = 0;
-      depth = of.k;
-    }
-    left.load(stage, k, depth, keep);
-    right.load(stage, k, depth, keep);
-    k += kStep;
-    return true;
-  };
   float z[128];
-  const int other_steps = (of.other_k + kStep - 1) / kStep;
-  multiply_steps<T>(z, FragmentReader<true, kTransposeB == 0>(stages), load, [&](int step) {
-    if (!kDifference || step != other_steps) return;
+#pragma unroll
+  for (float& value : z) value = 0.0f;
+  using Left = Loader<T, true, kWhole>;
+  using Right = Loader<T, kTransposeB == 0, kWhole>;
+  if constexpr (kProducts == Products::difference) {
+    const Left left(in.c.data, in.c.stride, tile.row, of.m, stages);
+    const Right right(in.d.data, in.d.stride, tile.column, of.n, right_stages);
+    add_product<T>(z, reader, left, right, of.other_k, keep);
 #pragma unroll
     for (int i = 0; i < 128; ++i) z[i] = -z[i];
-  });
-  __syncthreads();  // other warps may still read the last stage
+  }
+  const Left left(in.a.data, in.a.stride, tile.row, of.m, stages);
+  if constexpr (kProducts == Products::beside) {
+    const TwoLoaders<T, kTransposeB == 0, kWhole> right(in.b, in.d, tile.column, of.n,
+                                                        right_stages);
+    add_product<T>(z, reader, left, right, of.k, keep);
+  } else {
+    const Right right(in.b.data, in.b.stride, tile.column, of.n, right_stages);
+    add_product<T>(z, reader, left, right, of.k, keep);
+  }
   epilogue(z, tile.row, tile.column, shared_memory);
 }
 

@@ -126,28 +126,18 @@ __device__ __forceinline__ int column_of(int n) {
   return static_cast<int>(threadIdx.x / 32 % 2 * 64 + threadIdx.x % 4 * 2) + n * 8;
 }
 
-struct NothingBefore {
-  __device__ __forceinline__ void operator()(int) const {}
-};
-
-// z = the sums of a tile. load(stage) enqueues the copies of the next step, and returns false if
-// there is none. before(s) is called before step s is added to z. The CTA has passed a barrier
-// since it last read the stages.
-template <typename T, class Reader, class Load, class Before = NothingBefore>
-__device__ __forceinline__ void multiply_steps(float (&z)[128], const Reader& reader,
-                                               const Load& load, const Before& before = Before()) {
+// z += the sums of a tile. load(stage) enqueues the copies of the next step, and returns false if
+// there is none. The CTA has passed a barrier since it last read the stages.
+template <typename T, class Reader, class Load>
+__device__ __forceinline__ void add_steps(float (&z)[128], const Reader& reader, const Load& load) {
   int waiting = 0;  // steps loaded and not multiplied
   const auto next = [&](int stage) {
     if (load(stage)) ++waiting;
     copies_commit();  // of nothing behind the last step
   };
   for (int s = 0; s + 1 < kStages; ++s) next(s);
-#pragma unroll
-  for (float& value : z) value = 0.0f;
   WarpOperands fragments[2];
-  int step = 0;
-  for (int stage = 0; waiting > 0; --waiting, ++step) {
-    before(step);
+  for (int stage = 0; waiting > 0; --waiting) {
     copies_wait_but<kStages - 2>();
     __syncthreads();
     reader.read(fragments[0], stage, 0);
@@ -157,6 +147,15 @@ __device__ __forceinline__ void multiply_steps(float (&z)[128], const Reader& re
     multiply<T>(z, fragments[1]);
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
+}
+
+// z = the sums of a tile.
+template <typename T, class Reader, class Load>
+__device__ __forceinline__ void multiply_steps(float (&z)[128], const Reader& reader,
+                                               const Load& load) {
+#pragma unroll
+  for (float& value : z) value = 0.0f;
+  add_steps<T>(z, reader, load);
 }
 
 }  // namespace logitless::cuda::tiles_sm80
