@@ -175,6 +175,11 @@ void max_to(const float* x, float* y, std::int64_t n);
 // Adds exp(x[i] - top[i]) to sum[i], where top[i] is the running maximum: an online softmax. Start
 // with top = -inf and sum = 0. An infinity minus itself counts as 0; a NaN stays in sum.
 void add_exponentials(const float* x, float* top, float* sum, std::int64_t n);
+// Compares integers, eq to ge: 1 or 0. out overlaps no operand.
+void compare_i64(VectorOp op, const std::int64_t* a, const std::int64_t* b, float* out,
+                 std::int64_t n);
+void compare_i64(VectorOp op, const std::int64_t* a, const std::int64_t* b, double* out,
+                 std::int64_t n);
 
 namespace cpu {
 // GEMM of bf16 with emulated AMX tiles, and its scratch, so that tests cover that path on any

@@ -247,6 +247,53 @@ TEST(WholeNumbers, OfFloatsThatFitIntoNone) {
   }
 }
 
+// Integers of 64 bits are sorted by 32 bits where those of a row are near each other.
+TEST(WholeNumbers, AreSortedNearAndFar) {
+  std::vector<double> x;
+  for (int i = 0; i < 60; ++i) x.push_back(0x1p50 - (i * 37) % 23);           // near, some equal
+  for (int i = 0; i < 60; ++i) x.push_back((i * 41) % 60 * 0x1p30 - 0x1p40);  // far
+  for (int i = 0; i < 60; ++i)
+    x.push_back(i % 7 == 0 ? 0xFFFFFFFFp0 - 5 : -5);  // as near as may be
+  const ir::Tensors inputs = {{"x", ir::Tensor{{3, 60}, x}}};
+  for (const std::string count : {"60", "7"}) {
+    for (const std::string descending : {"0", "1"}) {
+      const Graph graph =
+          Graph::parse("graph g(%x: i64[3, 60]) {\n  %v, %i = sort %x axis(1) count(" + count +
+                           ") descending(" + descending + ")\n  return v: %v, i: %i\n}\n",
+                       "test");
+      const ir::Tensors want = ir::interpret(GraphAccess::of(graph), inputs);
+      const ir::Tensors got = execute(compile(graph, {}), inputs);
+      for (const auto& [name, tensor] : want) expect_same(got.at(name), tensor, 0.0);
+    }
+  }
+}
+
+// The first of the greatest elements, which a NaN is, before and after the first part of a row.
+TEST(ArgMax, IsTheFirstOfTheGreatest) {
+  constexpr std::int64_t kSize = 1300;
+  const std::vector<std::vector<std::pair<int, double>>> rows = {
+      {{3, 2}, {700, 2}},         {{700, 2}, {1299, 2}}, {{600, kNan}, {601, kInf}, {1290, kNan}},
+      {{511, kInf}, {512, kInf}}, {{0, kNan}},           {{1299, 1}}};
+  std::vector<double> x, want;
+  for (const auto& row : rows) {
+    std::vector<double> made(static_cast<std::size_t>(kSize), -kInf);
+    for (const auto& [at, number] : row) made[static_cast<std::size_t>(at)] = number;
+    x.insert(x.end(), made.begin(), made.end());
+    want.push_back(row.front().first);
+  }
+  x.insert(x.end(), static_cast<std::size_t>(kSize), -kInf);
+  want.push_back(0);
+  const std::string shape = "[" + std::to_string(want.size()) + ", " + std::to_string(kSize) + "]";
+  for (const std::string dtype : {"f32", "bf16", "f16", "f64"}) {
+    const Graph graph = Graph::parse(
+        "graph g(%x: " + dtype + shape + ") {\n  %i = argmax %x dims(1)\n  return i: %i\n}\n",
+        "test");
+    const ir::Tensors inputs = {
+        {"x", ir::Tensor{{static_cast<std::int64_t>(want.size()), kSize}, x}}};
+    EXPECT_EQ(execute(compile(graph, {}), inputs).at("i").data, want) << dtype;
+  }
+}
+
 // The maximum of no integers is the least of them, also where they are computed.
 TEST(WholeNumbers, TheMaximumOfNoneIsTheLeast) {
   for (const double most : {0x1p31, 0x1p63}) {

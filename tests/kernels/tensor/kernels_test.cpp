@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -255,6 +256,38 @@ TEST(TensorVector, SumsOfExponentialsTakeOneMoreEach) {
       EXPECT_NEAR(found, std::log(expected), 2e-6) << i;
     }
   }
+}
+
+TEST(TensorVector, IntegersThatFloatsRoundAreTold) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  const std::int64_t numbers[] = {0, 1, -1, kMost, kMost - 1, -kMost, -kMost - 1, 1 << 24};
+  std::vector<std::int64_t> a, b;
+  for (const std::int64_t x : numbers) {
+    for (const std::int64_t y : numbers) {
+      a.push_back(x);
+      b.push_back(y);
+    }
+  }
+  const auto check = [&](VectorOp op, auto holds) {
+    for (std::size_t n = 0; n <= a.size(); ++n) {
+      std::vector<float> narrow(n + 1, -1.0f);
+      std::vector<double> wide(n + 1, -1.0);
+      compare_i64(op, a.data(), b.data(), narrow.data(), static_cast<std::int64_t>(n));
+      compare_i64(op, a.data(), b.data(), wide.data(), static_cast<std::int64_t>(n));
+      for (std::size_t i = 0; i < n; ++i) {
+        ASSERT_EQ(wide[i], holds(a[i], b[i]) ? 1.0 : 0.0) << a[i] << " " << b[i];
+        ASSERT_EQ(narrow[i], static_cast<float>(wide[i]));
+      }
+      ASSERT_EQ(narrow[n], -1.0f);  // nothing is written beyond
+      ASSERT_EQ(wide[n], -1.0);
+    }
+  };
+  check(VectorOp::eq, std::equal_to<>());
+  check(VectorOp::ne, std::not_equal_to<>());
+  check(VectorOp::lt, std::less<>());
+  check(VectorOp::le, std::less_equal<>());
+  check(VectorOp::gt, std::greater<>());
+  check(VectorOp::ge, std::greater_equal<>());
 }
 
 TEST(TensorVector, NearZeroTheFunctionIsItsArgument) {

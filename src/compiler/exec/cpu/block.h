@@ -20,7 +20,8 @@
 
 namespace logitless::ir {
 
-inline constexpr std::int64_t kBlock = 512;  // numbers in a register
+inline constexpr std::int64_t kBlock = 512;    // numbers in a register
+inline constexpr std::int64_t kTileRows = 16;  // 64 bytes of f32
 inline constexpr int kMaxDims = 12;
 
 inline VectorOp vector_op(Function function) {
@@ -139,12 +140,23 @@ constexpr DType register_dtype() {
 template <typename R>
 void gather(const View& view, const std::byte* at, std::int64_t stride, R* to, std::int64_t n) {
   if (stride == 0) {
-    std::fill_n(to, n, static_cast<R>(load_element(at, view.dtype, 0)));
+    load_numbers(view.dtype, at, 1, to, 1);
+    std::fill_n(to + 1, n - 1, *to);
   } else if (std::is_same_v<R, float> && stride == 1 && is_float32_like(view.dtype)) {
     to_f32(view.dtype, at, reinterpret_cast<float*>(to), n);
   } else {
     load_numbers(view.dtype, at, stride, to, n);
   }
+}
+
+// Loads rows of n numbers. step, stride: between rows and within one, in elements.
+template <typename R>
+void gather_rows(const View& view, const std::byte* at, std::int64_t step, std::int64_t stride,
+                 R* to, std::int64_t rows, std::int64_t n) {
+  if (rows > 1 && step == 1 && stride != 0)
+    return load_transposed(view.dtype, at, stride, to, rows, n);
+  const auto bytes = step * static_cast<std::int64_t>(size_of(view.dtype));
+  for (std::int64_t r = 0; r < rows; ++r) gather(view, at + r * bytes, stride, to + r * n, n);
 }
 
 template <typename R>
@@ -229,9 +241,7 @@ class Block {
         at_[i] = reinterpret_cast<const R*>(memory);
         continue;
       }
-      const auto bytes = step * static_cast<std::int64_t>(size_of(leaf.view.dtype));
-      for (std::int64_t r = 0; r < rows; ++r)
-        gather(leaf.view, memory + r * bytes, stride, to + r * n, n);
+      gather_rows(leaf.view, memory, step, stride, to, rows, n);
     }
     for (std::size_t s = 0; s < loop_.steps.size(); ++s) {
       const Pointwise::Step& step = loop_.steps[s];
@@ -294,6 +304,14 @@ inline std::int64_t count_of_blocks(std::int64_t n, std::int64_t block) {
   return (n + block - 1) / block;
 }
 
+// Returns whether neighbours along the last dimension but one, and no others, are neighbours in
+// memory.
+inline bool is_transposed(const View& view) {
+  const std::size_t rank = view.strides.size();
+  return rank > 1 && view.strides[rank - 2] == 1 && view.strides[rank - 1] != 0 &&
+         view.strides[rank - 1] != 1;
+}
+
 // The block size over a loop's last dimensions: several short rows, or a part of a long one.
 struct BlockShape {
   std::int64_t rows = 1, columns = kBlock;
@@ -303,6 +321,19 @@ struct BlockShape {
     columns = std::clamp<std::int64_t>(rank > 0 ? shape[rank - 1] : 1, 1, kBlock);
     if (several && rank > 1 && 2 * columns <= kBlock)
       rows = std::clamp<std::int64_t>(shape[rank - 2], 1, kBlock / columns);
+  }
+
+  // A tile of an elementwise loop: of a transposed operand it has whole lines of the cache.
+  explicit BlockShape(const Pointwise& loop) : BlockShape(loop.shape, true) {
+    const std::size_t rank = loop.shape.size();
+    const auto transposed = [](const Pointwise::Leaf& leaf) {
+      return leaf.kind == Pointwise::Leaf::Kind::memory && is_transposed(leaf.view);
+    };
+    if (rank < 2 || loop.shape[rank - 2] < kTileRows || columns < kBlock / kTileRows ||
+        rows >= kTileRows || std::ranges::none_of(loop.leaves, transposed))
+      return;
+    rows = kTileRows;
+    columns = kBlock / kTileRows;
   }
 };
 

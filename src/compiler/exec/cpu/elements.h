@@ -53,6 +53,19 @@ void load_numbers(DType dtype, const std::byte* at, std::int64_t stride, R* to, 
   });
 }
 
+// Loads rows of n elements. Neighbours down a column are neighbours in memory; those in a row are
+// `stride` elements apart.
+template <typename R>
+void load_transposed(DType dtype, const std::byte* at, std::int64_t stride, R* to,
+                     std::int64_t rows, std::int64_t n) {
+  with_element(dtype, [&]<typename T>(T, auto number, auto) {
+    const auto* from = reinterpret_cast<const T*>(at);
+    for (std::int64_t k = 0; k < n; ++k, from += stride) {
+      for (std::int64_t r = 0; r < rows; ++r) to[r * n + k] = static_cast<R>(number(from[r]));
+    }
+  });
+}
+
 // Returns to + x. Integers wrap; floats are added in double.
 template <typename T, typename R>
 T added(T to, R x) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -45,28 +46,6 @@ inline void run_integers(Function function, DType dtype, const std::int64_t* a,
   }
 }
 
-template <typename R>
-void compare_integers(Function function, const std::int64_t* a, const std::int64_t* b, R* to,
-                      std::int64_t n) {
-  const auto each = [&](auto&& f) {
-    for (std::int64_t i = 0; i < n; ++i) to[i] = f(a[i], b[i]) ? R(1) : R(0);
-  };
-  switch (function) {
-    case Function::eq:
-      return each([](std::int64_t x, std::int64_t y) { return x == y; });
-    case Function::ne:
-      return each([](std::int64_t x, std::int64_t y) { return x != y; });
-    case Function::lt:
-      return each([](std::int64_t x, std::int64_t y) { return x < y; });
-    case Function::le:
-      return each([](std::int64_t x, std::int64_t y) { return x <= y; });
-    case Function::gt:
-      return each([](std::int64_t x, std::int64_t y) { return x > y; });
-    default:
-      return each([](std::int64_t x, std::int64_t y) { return x >= y; });
-  }
-}
-
 // R: the floats; Out: the type of the result's register, R or std::int64_t.
 template <typename R, typename Out>
 class ExactBlock {
@@ -90,6 +69,9 @@ class ExactBlock {
       memory_.push_back(leaf.kind == Pointwise::Leaf::Kind::memory ? frame.address(leaf.view.buffer)
                                                                    : nullptr);
     }
+    at_.resize(count_);
+    for (std::size_t i = 0; i < count_; ++i) at_[i] = integers(i);
+    for (std::size_t i = 0; i < loop.leaves.size(); ++i) fill(i);
     for (const Pointwise::Step& step : loop.steps) {
       const bool real = step.kind == Pointwise::Step::Kind::function && !is_index(step.dtype);
       functions_.push_back(real ? block_function<R>(step.function) : nullptr);
@@ -126,6 +108,7 @@ class ExactBlock {
   struct Scratch {
     std::vector<R> reals;
     std::vector<std::int64_t> integers;
+    std::vector<const std::int64_t*> at;
     std::vector<bool> is_integer;
     std::vector<std::byte*> memory;
     std::vector<Real> functions;
@@ -137,6 +120,7 @@ class ExactBlock {
   Scratch& scratch_ = scratch_of_thread();
   std::vector<R>& reals_ = scratch_.reals;
   std::vector<std::int64_t>& integers_ = scratch_.integers;
+  std::vector<const std::int64_t*>& at_ = scratch_.at;  // the integers of each register
   std::vector<bool>& is_integer_ = scratch_.is_integer;
   std::vector<std::byte*>& memory_ = scratch_.memory;  // buffers of leaves in memory
   std::vector<Real>& functions_ = scratch_.functions;  // of the steps that compute floats
@@ -154,18 +138,27 @@ class ExactBlock {
   const R* real(int reg, std::int64_t n) {
     if (reg < 0) return nullptr;
     const auto i = static_cast<std::size_t>(reg);
-    if (is_integer_[i]) std::copy_n(integers(i), n, reals(i));
+    if (is_integer_[i]) std::copy_n(at_[i], n, reals(i));
     return reals(i);
   }
   const std::int64_t* integer(int reg, std::int64_t n) {
     if (reg < 0) return nullptr;
     const auto i = static_cast<std::size_t>(reg);
-    if (i < loop_.leaves.size() && loop_.leaves[i].kind == Pointwise::Leaf::Kind::constant) {
-      std::fill_n(integers(i), n, integer_of(loop_.leaves[i].number, DType::i64));
-    } else if (!is_integer_[i]) {
-      cast(i, DType::i64, n, integers(i));
+    if (!is_integer_[i] && !is_constant(i)) cast(i, DType::i64, n, integers(i));
+    return at_[i];
+  }
+  bool is_constant(std::size_t i) const {
+    return i < loop_.leaves.size() && loop_.leaves[i].kind == Pointwise::Leaf::Kind::constant;
+  }
+  // Fills the register of a leaf that is the same number in all blocks.
+  void fill(std::size_t i) {
+    const Pointwise::Leaf& leaf = loop_.leaves[i];
+    if (leaf.kind == Pointwise::Leaf::Kind::constant) {
+      std::fill_n(reals(i), kBlock, static_cast<R>(leaf.number));
+      std::fill_n(integers(i), kBlock, integer_of(leaf.number, DType::i64));
+    } else if (leaf.kind == Pointwise::Leaf::Kind::first) {
+      std::fill_n(integers(i), kBlock, frame_.first);
     }
-    return integers(i);
   }
   void cast(std::size_t from, DType dtype, std::int64_t n, std::int64_t* to) {
     const R* x = reals(from);
@@ -175,28 +168,31 @@ class ExactBlock {
   void load(std::size_t i, const std::int64_t* coordinates, std::int64_t rows, std::int64_t n) {
     const Pointwise::Leaf& leaf = loop_.leaves[i];
     const std::size_t rank = loop_.shape.size();
-    if (leaf.kind == Pointwise::Leaf::Kind::constant) {
-      std::fill_n(reals(i), rows * n, static_cast<R>(leaf.number));
-    } else if (leaf.kind == Pointwise::Leaf::Kind::first) {
-      std::fill_n(integers(i), rows * n, frame_.first);
-    } else if (leaf.kind == Pointwise::Leaf::Kind::iota) {
-      const auto dim = static_cast<std::size_t>(leaf.dim);
-      std::int64_t* to = integers(i);
-      for (std::int64_t r = 0; r < rows; ++r) {
-        for (std::int64_t k = 0; k < n; ++k)
-          *to++ = coordinates[dim] + (dim + 2 == rank ? r : 0) + (dim + 1 == rank ? k : 0);
-      }
+    if (leaf.kind == Pointwise::Leaf::Kind::iota)
+      return count(coordinates, static_cast<std::size_t>(leaf.dim), rows, n, integers(i));
+    if (leaf.kind != Pointwise::Leaf::Kind::memory) return;  // fill()
+    const std::byte* memory = address(memory_[i], leaf.view, coordinates);
+    const std::int64_t stride = rank > 0 ? leaf.view.strides[rank - 1] : 0;
+    const std::int64_t step = rows > 1 ? leaf.view.strides[rank - 2] : n;
+    if (!is_integer_[i]) {
+      gather_rows(leaf.view, memory, step, stride, reals(i), rows, n);
+    } else if (stride == 1 && step == n && leaf.view.dtype == DType::i64) {
+      at_[i] = reinterpret_cast<const std::int64_t*>(memory);
     } else {
-      const std::byte* memory = address(memory_[i], leaf.view, coordinates);
-      const std::int64_t stride = rank > 0 ? leaf.view.strides[rank - 1] : 0;
-      const std::int64_t step = rows > 1 ? leaf.view.strides[rank - 2] : n;
-      const auto bytes = step * static_cast<std::int64_t>(size_of(leaf.view.dtype));
-      for (std::int64_t r = 0; r < rows; ++r) {
-        if (is_integer_[i]) {
-          load_numbers(leaf.view.dtype, memory + r * bytes, stride, integers(i) + r * n, n);
-        } else {
-          gather(leaf.view, memory + r * bytes, stride, reals(i) + r * n, n);
-        }
+      at_[i] = integers(i);
+      gather_rows(leaf.view, memory, step, stride, integers(i), rows, n);
+    }
+  }
+  // Writes the indices along a dimension.
+  void count(const std::int64_t* coordinates, std::size_t dim, std::int64_t rows, std::int64_t n,
+             std::int64_t* to) const {
+    const std::size_t rank = loop_.shape.size();
+    for (std::int64_t r = 0; r < rows; ++r, to += n) {
+      const std::int64_t first = coordinates[dim] + (dim + 2 == rank ? r : 0);
+      if (dim + 1 == rank) {
+        std::iota(to, to + n, first);
+      } else {
+        std::fill_n(to, n, first);
       }
     }
   }
@@ -215,7 +211,8 @@ class ExactBlock {
     }
     const bool compares = step.function >= Function::eq && step.function <= Function::ge;
     if (compares && (is_integer(step.a) || is_integer(step.b))) {
-      return compare_integers(step.function, integer(step.a, n), integer(step.b, n), reals(to), n);
+      return compare_i64(vector_op(step.function), integer(step.a, n), integer(step.b, n),
+                         reals(to), n);
     }
     functions_[s](real(step.a, n), real(step.b, n), real(step.c, n), reals(to), n);
   }
@@ -229,7 +226,7 @@ class ExactBlock {
     if (!is_integer_[to]) {
       // Integers are rounded once: to a double before f32 would be twice.
       if (is_integer_[from] && is_float32_like(step.dtype)) {
-        for (std::int64_t k = 0; k < n; ++k) reals(from)[k] = static_cast<float>(integers(from)[k]);
+        for (std::int64_t k = 0; k < n; ++k) reals(from)[k] = static_cast<float>(at_[from][k]);
       } else {
         real(step.a, n);
       }
@@ -238,7 +235,7 @@ class ExactBlock {
       cast(from, step.dtype, n, integers(to));
     } else {
       for (std::int64_t k = 0; k < n; ++k)
-        integers(to)[k] = wrapped(static_cast<std::uint64_t>(integers(from)[k]), step.dtype);
+        integers(to)[k] = wrapped(static_cast<std::uint64_t>(at_[from][k]), step.dtype);
     }
   }
 };

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -121,6 +122,36 @@ T greater(T a, T b) {
 template <DType kType>
 using Side = std::array<Sum<kType>, kSide>;
 
+// Keeps the next results of neighbouring rows and stores them row by row: stored one index after
+// the other, rows a power of two apart would share the sets of a cache.
+template <DType kType>
+class StoredRows {
+ public:
+  StoredRows(std::byte* out, std::int64_t step) : out_(out), step_(step) {}
+
+  // Adds the results at index i; at: of each row's first element.
+  void add(std::int64_t i, const std::array<std::int64_t, kSide>& at, const Side<kType>& results,
+           std::int64_t rows) {
+    if (filled_ == kPart) store_all(at, rows);
+    places_[filled_] = i * step_;
+    kept_[filled_++] = results;
+  }
+  void store_all(const std::array<std::int64_t, kSide>& at, std::int64_t rows) {
+    for (std::size_t r = 0; r < static_cast<std::size_t>(rows); ++r) {
+      for (std::size_t k = 0; k < filled_; ++k) store<kType>(out_, at[r] + places_[k], kept_[k][r]);
+    }
+    filled_ = 0;
+  }
+
+ private:
+  static constexpr std::size_t kPart = 32;  // results of a row that are stored together
+  std::byte* out_;
+  std::int64_t step_;
+  std::size_t filled_ = 0;
+  std::array<std::int64_t, kPart> places_;
+  std::array<Side<kType>, kPart> kept_;
+};
+
 // Scans rows: merge(so_far, x, factor) returns the next result. factor is 0 without factors.
 template <DType kType, class Merge>
 void scan_rows(const Scan& s, const Frame& frame, int threads, Sum<kType> start, Merge&& merge) {
@@ -133,24 +164,33 @@ void scan_rows(const Scan& s, const Frame& frame, int threads, Sum<kType> start,
   const std::int64_t size = rows.size(s.x), from = s.reverse ? size - 1 : 0,
                      by = s.reverse ? -1 : 1;
   const std::int64_t side = rows.step(s.x) == 1 ? kContiguousSide : kSide;
+  const bool later = side == kSide && rows.step(s.out) == 1;
   rows.share(size, kSide, threads, [&](std::int64_t first, std::int64_t end) {
     for (; first < end; first += side) {
       const std::int64_t n = std::min(side, end - first);
-      std::array<std::array<std::int64_t, 3>, kSide> at;
+      std::array<std::int64_t, kSide> at_x{}, at_out{}, at_factors{};
       Side<kType> so_far;
       so_far.fill(start);
-      for (std::int64_t r = 0; r < n; ++r)
-        at[static_cast<std::size_t>(r)] = rows.offsets<3>(first + r, {&s.x, &s.out, &by_what});
+      StoredRows<kType> stored(out, rows.step(s.out));
+      for (std::int64_t r = 0; r < n; ++r) {
+        const auto i = static_cast<std::size_t>(r);
+        const auto at = rows.offsets<3>(first + r, {&s.x, &s.out, &by_what});
+        at_x[i] = at[0];
+        at_out[i] = at[1];
+        at_factors[i] = at[2];
+      }
       for (std::int64_t k = 0, i = from; k < size; ++k, i += by) {
         for (std::size_t r = 0; r < static_cast<std::size_t>(n); ++r) {
-          const Sum<kType> next = load<kType>(x, at[r][0] + i * rows.step(s.x));
+          const Sum<kType> next = load<kType>(x, at_x[r] + i * rows.step(s.x));
           // The first factor has nothing to multiply.
           const Sum<kType> factor =
-              recurs && k > 0 ? load<kType>(factors, at[r][2] + i * rows.step(by_what)) : 0;
+              recurs && k > 0 ? load<kType>(factors, at_factors[r] + i * rows.step(by_what)) : 0;
           so_far[r] = merge(so_far[r], next, factor);
-          store<kType>(out, at[r][1] + i * rows.step(s.out), so_far[r]);
+          if (!later) store<kType>(out, at_out[r] + i * rows.step(s.out), so_far[r]);
         }
+        if (later) stored.add(i, at_out, so_far, n);
       }
+      stored.store_all(at_out, n);
     }
   });
 }
@@ -225,14 +265,29 @@ struct Heap {
 
 // Keys of 32 bits and indices are sorted as one number, in the result's memory.
 template <DType kType>
-constexpr bool kPacks = size_of(kType) <= 4;
+constexpr bool kPacks = size_of(kType) <= 4 || kType == DType::i64;
 
+// Returns the least element of a row of i64 whose elements differ by less than 2^32, else nothing.
+std::optional<std::int64_t> least_of_near(const Heap<DType::i64>& row, std::int64_t size) {
+  std::int64_t least = row.key(0), most = least;
+  for (std::int64_t i = 1; i < size; ++i) {
+    least = std::min(least, row.key(i));
+    most = std::max(most, row.key(i));
+  }
+  const auto spread = static_cast<std::uint64_t>(most) - static_cast<std::uint64_t>(least);
+  if (spread > std::numeric_limits<std::uint32_t>::max()) return std::nullopt;
+  return least;
+}
+
+// least: that of the row's integers of 64 bits.
 template <DType kType>
-std::uint32_t key_at(const std::byte* x, std::int64_t at) {
-  if constexpr (kType == DType::i32) {
-    return key_of(static_cast<std::int32_t>(load<kType>(x, at)));
+std::uint32_t key_at(const Heap<kType>& row, std::int64_t i, std::int64_t least) {
+  if constexpr (kType == DType::i64) {
+    return static_cast<std::uint32_t>(row.key(i) - least);
+  } else if constexpr (kType == DType::i32) {
+    return key_of(static_cast<std::int32_t>(row.key(i)));
   } else {
-    return key_of(static_cast<float>(load<kType>(x, at)));
+    return key_of(static_cast<float>(row.key(i)));
   }
 }
 
@@ -240,10 +295,16 @@ template <DType kType>
 void sort_row(const Heap<kType>& row, std::int64_t size, std::int64_t kept) {
   if constexpr (!kPacks<kType>) return row.sort(size, kept);
   if (size > std::numeric_limits<std::uint32_t>::max()) return row.sort(size, kept);
+  std::int64_t smallest = 0;
+  if constexpr (kType == DType::i64) {
+    const std::optional<std::int64_t> found = least_of_near(row, size);
+    if (!found) return row.sort(size, kept);
+    smallest = *found;
+  }
   const PackedRow to{reinterpret_cast<Packed*>(row.index), kept, row.step};
   LeastPacked least(to);
   for (std::int64_t i = 0; i < size; ++i) {
-    const Packed x = packed(key_at<kType>(row.x, row.at_x + i * row.step_x), i, row.descending);
+    const Packed x = packed(key_at(row, i, smallest), i, row.descending);
     if (kept == size) {
       to[i] = x;
     } else {

@@ -81,14 +81,16 @@ void elementwise(const Pointwise& loop, const Frame& frame, int threads) {
   const std::int64_t inner = rank > 0 ? loop.shape[rank - 1] : 1;
   const std::int64_t lines = rank > 1 ? loop.shape[rank - 2] : 1;
   if (product_of(loop.shape, 0, rank) == 0) return;
-  const BlockShape shape(loop.shape, true);
+  const BlockShape shape(loop);
   const std::int64_t across = count_of_blocks(inner, shape.columns),
                      down = count_of_blocks(lines, shape.rows);
   const std::int64_t items = product_of(loop.shape, 0, outer) * down * across;
   const std::int64_t per_task = std::max<std::int64_t>(kTask / (shape.rows * shape.columns), 1);
   const Pointwise::Store& to = loop.store;
-  const bool dense = rank == 0 || (to.view.strides[rank - 1] == 1 &&
-                                   (shape.rows == 1 || to.view.strides[rank - 2] == inner));
+  const bool dense =
+      rank == 0 ||
+      (to.view.strides[rank - 1] == 1 &&
+       (shape.rows == 1 || (to.view.strides[rank - 2] == inner && shape.columns == inner)));
   // The sum of one element is no -0, as no sum is: it starts from 0.
   const bool sums = loop.reduction && loop.reduce == Reduce::sum;
   const bool direct = B::kWritesDirectly && dense && !sums &&

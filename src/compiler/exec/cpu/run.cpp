@@ -245,6 +245,33 @@ void run_put(const Put& p, const Frame& frame, int threads) {
   put<float>(p, frame, threads);
 }
 
+// The first index of a row's maximum; a NaN is greater than all numbers.
+std::int64_t first_greatest(const float* x, std::int64_t n, float top) {
+  const auto is_top = [&](float v) { return v == top || (v != v && top != top); };
+  return std::find_if(x, x + n, is_top) - x;
+}
+
+// Returns the index of the maximum of a contiguous row of f32, bf16 or f16.
+std::int64_t argmax_of_floats(DType dtype, const std::byte* row, std::int64_t size) {
+  constexpr std::int64_t kPart = 512;  // numbers that are searched together
+  alignas(64) std::array<float, kPart> part;
+  std::int64_t best = 0;
+  float top = 0.0f;
+  for (std::int64_t first = 0; first < size && top == top; first += kPart) {
+    const std::int64_t n = std::min(kPart, size - first);
+    const auto* x = reinterpret_cast<const float*>(row) + first;
+    if (dtype != DType::f32) {
+      to_f32(dtype, row + first * static_cast<std::int64_t>(size_of(dtype)), part.data(), n);
+      x = part.data();
+    }
+    const float most = row_max(x, n);
+    if (first > 0 && most <= top) continue;
+    top = most;
+    best = first + first_greatest(x, n, most);
+  }
+  return best;
+}
+
 // Number: what the elements are compared as.
 template <typename Number>
 void argmax(const ArgMax& m, const Frame& frame, int threads) {
@@ -254,6 +281,7 @@ void argmax(const ArgMax& m, const Frame& frame, int threads) {
   const int last = static_cast<int>(m.x.shape.size()) - 1;
   const Strides rows = without(m.x, last);
   const std::int64_t size = m.x.shape.back(), step = m.x.strides.back();
+  const bool floats = m.x.dtype == DType::f32 || size_of(m.x.dtype) == 2;
   const std::int64_t per_task = std::max<std::int64_t>(kTask / std::max<std::int64_t>(size, 1), 1);
   parallel_for(threads, (count + per_task - 1) / per_task, [&](std::int64_t task, int) {
     for (std::int64_t i = task * per_task; i < std::min(count, (task + 1) * per_task); ++i) {
@@ -263,7 +291,13 @@ void argmax(const ArgMax& m, const Frame& frame, int threads) {
         at += rest % m.out.shape[d] * rows.values[d];
         rest /= m.out.shape[d];
       }
-      std::int64_t best = 0;
+      auto& best = reinterpret_cast<std::int64_t*>(out)[at_out];
+      if (floats && step == 1) {
+        best = argmax_of_floats(m.x.dtype, x + at * static_cast<std::int64_t>(size_of(m.x.dtype)),
+                                size);
+        continue;
+      }
+      best = 0;
       Number top{0};
       for (std::int64_t k = 0; k < size; ++k) {
         Number v;
@@ -278,7 +312,6 @@ void argmax(const ArgMax& m, const Frame& frame, int threads) {
           best = k;
         }
       }
-      reinterpret_cast<std::int64_t*>(out)[at_out] = best;
     }
   });
 }

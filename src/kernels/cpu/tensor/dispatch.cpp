@@ -151,6 +151,8 @@ HWY_EXPORT(RowLse);
 HWY_EXPORT(AddTo);
 HWY_EXPORT(MaxTo);
 HWY_EXPORT(AddExponentials);
+HWY_EXPORT(CompareI64ToF32);
+HWY_EXPORT(CompareI64ToF64);
 HWY_EXPORT(AttentionScratchBytes);
 HWY_EXPORT(AttentionForward);
 HWY_EXPORT(AttentionBackward);
@@ -342,6 +344,14 @@ void max_to_of(const float* x, float* y, std::int64_t n) { LOGITLESS_DISPATCH(Ma
 void add_exponentials_of(const float* x, float* top, float* sum, std::int64_t n) {
   LOGITLESS_DISPATCH(AddExponentials)(x, top, sum, n);
 }
+void compare_i64_of(VectorOp op, const std::int64_t* a, const std::int64_t* b, float* out,
+                    std::int64_t n) {
+  LOGITLESS_DISPATCH(CompareI64ToF32)(op, a, b, out, n);
+}
+void compare_i64_of(VectorOp op, const std::int64_t* a, const std::int64_t* b, double* out,
+                    std::int64_t n) {
+  LOGITLESS_DISPATCH(CompareI64ToF64)(op, a, b, out, n);
+}
 std::size_t attention_scratch_of(const AttentionShape& shape, bool backward) {
   return LOGITLESS_DISPATCH(AttentionScratchBytes)(shape, backward);
 }
@@ -386,6 +396,14 @@ void add_to(const float* x, float* y, std::int64_t n) { cpu::add_to_of(x, y, n);
 void max_to(const float* x, float* y, std::int64_t n) { cpu::max_to_of(x, y, n); }
 void add_exponentials(const float* x, float* top, float* sum, std::int64_t n) {
   cpu::add_exponentials_of(x, top, sum, n);
+}
+void compare_i64(VectorOp op, const std::int64_t* a, const std::int64_t* b, float* out,
+                 std::int64_t n) {
+  cpu::compare_i64_of(op, a, b, out, n);
+}
+void compare_i64(VectorOp op, const std::int64_t* a, const std::int64_t* b, double* out,
+                 std::int64_t n) {
+  cpu::compare_i64_of(op, a, b, out, n);
 }
 std::size_t attention_scratch_bytes(const AttentionShape& shape, bool backward) {
   return cpu::attention_scratch_of(shape, backward);

@@ -483,6 +483,67 @@ inline LseState RowLse(const float* x, std::int64_t n) {
   return {exponent, total};
 }
 
+// Writes 1 where test(a, b) holds, else 0. T: float or double.
+template <class T, class Test>
+HWY_INLINE void CompareIntegers(const std::int64_t* HWY_RESTRICT a,
+                                const std::int64_t* HWY_RESTRICT b, T* HWY_RESTRICT out,
+                                std::int64_t n, Test test) {
+  const hn::ScalableTag<std::int64_t> d;
+  const hn::ScalableTag<double> wide;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto truth = [&](const std::int64_t* x, const std::int64_t* y) HWY_ATTR {
+    const auto holds = test(hn::LoadU(d, x), hn::LoadU(d, y));
+    return hn::IfThenElseZero(hn::RebindMask(wide, holds), hn::Set(wide, 1.0));
+  };
+  const auto store = [&](auto v, T* to) HWY_ATTR {
+    if constexpr (sizeof(T) == sizeof(double)) {
+      hn::StoreU(v, wide, to);
+    } else {
+      const hn::Rebind<float, decltype(wide)> narrow;
+      hn::StoreU(hn::DemoteTo(narrow, v), narrow, to);
+    }
+  };
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) store(truth(a + i, b + i), out + i);
+  if (i == n) return;
+  HWY_ALIGN std::int64_t x[hn::MaxLanes(d)] = {}, y[hn::MaxLanes(d)] = {};
+  HWY_ALIGN T last[hn::MaxLanes(d)];
+  std::copy(a + i, a + n, x);
+  std::copy(b + i, b + n, y);
+  store(truth(x, y), last);
+  std::copy(last, last + (n - i), out + i);
+}
+template <class T>
+inline void CompareI64(VectorOp op, const std::int64_t* a, const std::int64_t* b, T* out,
+                       std::int64_t n) {
+  const auto equal = [](auto x, auto y) HWY_ATTR { return hn::Eq(x, y); };
+  const auto less = [](auto x, auto y) HWY_ATTR { return hn::Lt(x, y); };
+  const auto apart = [](auto x, auto y) HWY_ATTR { return hn::Ne(x, y); };
+  const auto at_least = [](auto x, auto y) HWY_ATTR { return hn::Not(hn::Lt(x, y)); };
+  switch (op) {
+    case VectorOp::eq:
+      return CompareIntegers(a, b, out, n, equal);
+    case VectorOp::ne:
+      return CompareIntegers(a, b, out, n, apart);
+    case VectorOp::lt:
+      return CompareIntegers(a, b, out, n, less);
+    case VectorOp::le:
+      return CompareIntegers(b, a, out, n, at_least);
+    case VectorOp::gt:
+      return CompareIntegers(b, a, out, n, less);
+    default:
+      return CompareIntegers(a, b, out, n, at_least);
+  }
+}
+inline void CompareI64ToF32(VectorOp op, const std::int64_t* a, const std::int64_t* b, float* out,
+                            std::int64_t n) {
+  CompareI64(op, a, b, out, n);
+}
+inline void CompareI64ToF64(VectorOp op, const std::int64_t* a, const std::int64_t* b, double* out,
+                            std::int64_t n) {
+  CompareI64(op, a, b, out, n);
+}
+
 inline void AddTo(const float* x, float* y, std::int64_t n) { AddVector(x, y, nullptr, y, n); }
 inline void MaxTo(const float* x, float* y, std::int64_t n) { MaxVector(x, y, nullptr, y, n); }
 inline void AddExponentials(const float* x, float* top, float* sum, std::int64_t n) {
