@@ -85,6 +85,54 @@ const std::string kImages =
     "graph g(%x: f32[2, 6, 5, 7], %d: f32[2, 9, 5, 7], %s: f32[9, 6]) {\n"
     "%y = dot %d, %x contract(0, 2, 3; 0, 2, 3)\n";
 
+// Elementwise loops read transposed operands in tiles, whole or not, and scans several rows at a
+// time.
+TEST(Strides, OfTransposedOperandsAreReadInTiles) {
+  for (const std::string dtype : {"f32", "f64", "bf16", "i64"}) {
+    for (const auto& [rows, columns] : {std::pair{37, 70}, {16, 32}, {17, 33}, {1, 600}, {48, 5}}) {
+      const std::string n = std::to_string(rows), m = std::to_string(columns);
+      const std::string shape = "[3, " + n + ", " + m + "]";
+      const std::string wide = (dtype == "bf16" ? "f32" : dtype) + shape;
+      expect_right("graph g(%x: " + dtype + "[3, " + m + ", " + n + "], %y: " + dtype + shape +
+                   ") {\n%t = transpose %x dims(0, 2, 1) %a = cast %t : " + wide +
+                   " %b = cast %y : " + wide +
+                   "\n%d = sub %a, %b %e = eq %t, %y %f = cast %e : f32" + shape +
+                   "\n%s = cumsum %a axis(2) reverse(1)\nreturn d: %d, f: %f, s: %s }");
+    }
+  }
+}
+
+// A few rows of a table that lies by columns are picked; of many it is copied.
+TEST(Strides, OfATransposedTableAreNotCopiedForAFewRows) {
+  const auto taken = [](int rows) {
+    const std::string n = std::to_string(rows);
+    return "graph g(%x: f32[6, 80], %i: i64[" + n +
+           "]) {\n%t = transpose %x dims(1, 0)\n%r = take %t, %i : f32[" + n +
+           ", 6] return r: %r }";
+  };
+  EXPECT_EQ(counts(taken(10)), (Counts{0, 1, 0, 0.0}));
+  EXPECT_EQ(counts(taken(11)), (Counts{0, 2, 1920, 0.0}));
+  expect_right(taken(10));
+  expect_right(taken(11));
+}
+
+// Columns of a matrix are read and written by lines of a cache, so loops over a few of them are not
+// free.
+TEST(Strides, OfAFewColumnsCountAsLines) {
+  const auto bytes = [](std::vector<std::int64_t> shape, std::vector<std::int64_t> strides) {
+    ir::Fill fill;
+    fill.out = {0, DType::f32, 0, std::move(shape), std::move(strides)};
+    return ir::bytes_moved(ir::Instruction{{}, fill});
+  };
+  EXPECT_EQ(bytes({100, 64}, {64, 1}), 4.0 * 100 * 64);
+  EXPECT_EQ(bytes({64, 100}, {1, 64}), 4.0 * 100 * 64);
+  EXPECT_EQ(bytes({100, 16}, {64, 1}), 4.0 * 100 * 16);
+  EXPECT_EQ(bytes({100, 2}, {64, 1}), 64.0 * 100);
+  EXPECT_EQ(bytes({100}, {64}), 64.0 * 100);
+  EXPECT_EQ(bytes({100, 2}, {2, 1}), 4.0 * 200);
+  EXPECT_EQ(bytes({2}, {1}), 8.0);
+}
+
 TEST(Strides, OfContractedDimensionsApartAreProductsThatAdd) {
   const std::string alone = kImages + "return y: %y }";
   EXPECT_EQ(counts(alone), (Counts{2, 0, 0, 2 * 35 * 6 * 9.0}));

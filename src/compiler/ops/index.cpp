@@ -94,12 +94,30 @@ bool rows_contiguous(const View& v) {
 bool take_place(Lowering& l, Value v, const Destination& to) {
   return to.kind == Destination::Kind::write && is_contiguous(to.view) && l.write_there(v, to);
 }
+// Picks each element of the rows taken, of a table whose rows are not contiguous.
+void pick_rows(Lowering& l, int id, const View& table, View index) {
+  Pick pick;
+  pick.x = table;
+  pick.out = l.result_of({id, 0});
+  pick.out.shape = table.shape;
+  pick.out.shape[0] = elements_of(index);
+  pick.out.strides = contiguous_strides(pick.out.shape);
+  index.shape = pick.out.shape;
+  index.strides.assign(table.shape.size(), 0);
+  index.strides[0] = 1;
+  pick.index = std::move(index);
+  l.push(id, std::move(pick));
+}
 void take_emit(Lowering& l, int id) {
+  constexpr std::int64_t kFew = 8;  // a picked element takes as long as that many copied ones
   const Node& n = l.node(id);
-  const View table = l.memory_of(n.operands[0]);
+  const View table = l.memory_of(n.operands[0]), index = l.contiguous(n.operands[1]);
+  const bool by_rows = rows_contiguous(table);
+  if (!by_rows && kFew * elements_of(index) <= table.shape[0])
+    return pick_rows(l, id, table, index);
   Take take;
-  take.table = rows_contiguous(table) ? table : l.copied(table, l.name_of_node(id) + " table");
-  take.index = l.contiguous(n.operands[1]);
+  take.table = by_rows ? table : l.copied(table, l.name_of_node(id) + " table");
+  take.index = index;
   take.out = l.result_of({id, 0});
   l.push(id, std::move(take));
 }

@@ -1,6 +1,7 @@
 #include "compiler/plan/program.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace logitless::ir {
 namespace {
@@ -120,14 +121,33 @@ struct Writes : Named {
   }
 };
 
-// Returns the bytes of a view's elements; elements that share memory count once.
-double bytes_in(const View& view) {
-  if (view.buffer < 0) return 0.0;
-  auto bytes = static_cast<double>(size_of(view.dtype));
-  for (std::size_t d = 0; d < view.shape.size(); ++d) {
-    if (view.strides[d] != 0 || view.shape[d] == 0) bytes *= static_cast<double>(view.shape[d]);
+// Returns the elements of a view that are next to each other in memory.
+std::int64_t adjacent_elements(const View& view) {
+  std::int64_t run = 1;
+  for (std::size_t tries = 0; tries < view.shape.size(); ++tries) {
+    const std::int64_t before = run;
+    for (std::size_t d = 0; d < view.shape.size() && run == before; ++d) {
+      if (view.shape[d] > 1 && std::abs(view.strides[d]) == run) run *= view.shape[d];
+    }
+    if (run == before) break;
   }
-  return bytes;
+  return run;
+}
+
+// Returns the bytes of a view's elements; elements that share memory count once. Less than a line
+// of a cache that stands apart counts as a line.
+double bytes_in(const View& view) {
+  constexpr double kLine = 64.0;
+  if (view.buffer < 0) return 0.0;
+  const auto size = static_cast<double>(size_of(view.dtype));
+  double elements = 1.0;
+  for (std::size_t d = 0; d < view.shape.size(); ++d) {
+    if (view.strides[d] != 0 || view.shape[d] == 0) elements *= static_cast<double>(view.shape[d]);
+  }
+  if (view.shape.size() != view.strides.size()) return elements * size;  // of a product
+  const auto adjacent = static_cast<double>(adjacent_elements(view));
+  if (elements <= adjacent || adjacent * size >= kLine) return elements * size;
+  return elements / adjacent * kLine;
 }
 template <typename... Views>
 double sum_of(const Views&... views) {
