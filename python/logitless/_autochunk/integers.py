@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from logitless._autochunk.lower import Value, Writer
+import math
+
+from logitless._autochunk.lower import Value, Writer, broadcast_shapes
 
 _EXACT = 2**53  # f64 has every integer up to here
 
 
 def cut_quotient(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
     """Returns a / b truncated toward 0, and the remainder. Both wrap, and both are arbitrary where b is 0."""
+    return _small(w, a, b) or _cut_quotient(w, a, b)
+
+
+def _cut_quotient(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
     whole, found = a.dtype, w.range_of(a)
     quotient = _rounded(w, a, b)
     left = w.sub(a, w.mul(quotient, b))
@@ -27,11 +33,36 @@ def cut_quotient(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
 
 def floor_quotient(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
     """Returns the quotient rounded toward -inf, and a remainder with the sign of b."""
+    return _small(w, a, b) or _with_bounds(w, a, b, *_floor_quotient(w, a, b))
+
+
+def _floor_quotient(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
     whole = a.dtype
-    quotient, left = cut_quotient(w, a, b)
+    quotient, left = _cut_quotient(w, a, b)
     below = _both(w, _not_zero(w, left), _apart(w, left, b))
     quotient = w.sub(quotient, w.cast(below, whole))
     return quotient, w.map("select", [below, w.add(left, b), left], whole)
+
+
+def _small(w: Writer, a: Value, b: Value) -> tuple[Value, Value] | None:
+    """Returns 0 and a if 0 <= a < b for all inputs, else None."""
+    found, divisor = w.range_of(a), w.range_of(b)
+    if found is None or divisor is None or not 0 <= found[0] <= found[1] < divisor[0]:
+        return None
+    shape = broadcast_shapes(a.shape, b.shape)
+    return w.number(0, a.dtype, shape), w.broadcast(a, shape)
+
+
+def _with_bounds(w: Writer, a: Value, b: Value, quotient: Value, left: Value) -> tuple[Value, Value]:
+    """Notes what is known of a floored quotient by a positive number, and of its remainder."""
+    if b.number is None or b.number <= 0:
+        return quotient, left
+    found = w.range_of(a)
+    if left.number is None:
+        w.bounds[left.name] = 0, b.number - 1
+    if quotient.number is None and found is not None and all(map(math.isfinite, found)):
+        w.bounds[quotient.name] = tuple(int(end) // int(b.number) for end in found)
+    return quotient, left
 
 
 def _rounded(w: Writer, a: Value, b: Value) -> Value:

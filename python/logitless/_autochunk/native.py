@@ -39,6 +39,11 @@ class Request:
         """Returns the same program for another machine."""
         return replace(self, machine=replace(self.machine, **machine))
 
+    def of_checks(self) -> Request | None:
+        """Returns the program of the checks, if there are any. It takes as much memory as this one may: an index may be
+        computed from large values."""
+        return None if self.checks is None else Request(self.checks.text, self.machine, self.budget)
+
 
 @functools.lru_cache(_KEPT)
 def program(request: Request) -> Program:

@@ -17,6 +17,8 @@ class Order:
         self.distinct: dict[str, int] = {}  # indices that are distinct along this dimension
 
     def flip(self, v: Value, axis: int) -> Value:
+        """Reverses an axis. A flip of a flip is the value itself, and a flipped scan of a flipped value is a scan in the
+        other direction."""
         if v.number is not None or v.shape[axis] == 1:
             return v
         if self._is_flipped(v, axis):

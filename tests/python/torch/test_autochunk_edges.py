@@ -1,11 +1,14 @@
 """Edge cases of the operations that autochunk lowers: every executor gives PyTorch's result."""
 
+import functools
 import warnings
 
 import oracle
 import pytest
 import torch
 import torch.nn.functional as F
+
+from losses_battery.step import plan_peaks
 
 from logitless._autochunk.checks import unpacked
 from logitless._autochunk.parse import parse
@@ -16,6 +19,7 @@ from logitless.torch._autochunk import program
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.source import to_source
 from logitless.torch._autochunk.trace import alone, trace
+from logitless.torch._peak import peak_of
 
 ON_CPU = oracle.DEVICE == "cpu"
 cpu = pytest.mark.skipif(not ON_CPU, reason="errors of indices are a CPU's; a bad one ends PyTorch's use of a GPU")
@@ -284,6 +288,26 @@ def test_a_bad_label_of_a_head(executor):
         for call in (made, torch.func.grad(made), torch.no_grad()(made)):
             with pytest.raises(IndexError, match=r"index 8192 at \[7\] is out of bounds for dimension 1 with size 8192"):
                 call(h, w, y)
+
+
+@cpu
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_an_index_that_is_computed_from_large_values(executor):
+    """Its check takes no more than the budget, and is in the report."""
+    h, w = torch.rand(256, 16, requires_grad=True), torch.rand(1024, 16, requires_grad=True)
+
+    def loss(h, w, shift=0):
+        z = h @ w.T
+        best = torch.take_along_dim(z, z.detach().topk(4, 1).indices, 1)  # inside, whatever the logits
+        place = (z.detach().sum(1).tanh() * 3 + 4).long() + shift
+        return (best**2).sum() + z.gather(1, place[:, None]).sum()
+
+    made = autochunk(loss, memory_budget="256KiB", executor=executor)
+    compare(results(made, [h, w]), results(loss, [h, w]))
+    ((compiled, took),) = plan_peaks(made.last, [h, w], lambda run: peak_of(run, device="cpu")[0])
+    assert took <= compiled.after <= 2**18
+    with pytest.raises(IndexError, match="index 1031 at .* is out of bounds for dimension 1 with size 1024"):
+        autochunk(functools.partial(loss, shift=1024), executor=executor)(h, w)
 
 
 @cpu

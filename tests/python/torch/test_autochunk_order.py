@@ -145,6 +145,26 @@ def test_rows_are_sorted_in_chunks(executor):
     assert "topk(" in found[found.index("for ") :] if executor == "python" else "= sort" in found[found.index("loop") :]
 
 
+def test_a_scan_between_flips_is_one_from_the_end():
+    def fn(x):
+        return (x.cumsum(1).sin() * x.flip(1).cumsum(1).flip(1).exp()).sum()
+
+    chunked, args = autochunk(fn, executor="native"), [random(ROWS, COLUMNS).requires_grad_()]
+    check_same(chunked, fn, args, 1e-10)
+    text = chunked.source()
+    assert " = flip " not in text and text.count("reverse(1)") == 2
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU compares take less time")
+def test_the_gradient_of_topk_is_put_where_it_belongs():
+    def fn(x):
+        return (x.topk(3, 1)[0] ** 2).sum()
+
+    chunked, args = autochunk(fn, executor="native"), [random(ROWS, COLUMNS).requires_grad_()]
+    check_same(chunked, fn, args, 1e-10)
+    assert " = put " in chunked.source() and " = eq " not in chunked.source()
+
+
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU, PyTorch leaves open which of equal rows is written")
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_the_last_of_equal_rows_is_written(executor):

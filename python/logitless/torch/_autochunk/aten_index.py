@@ -46,6 +46,7 @@ def _taken(w, x, axis, index, shape):
 
 
 _MOST = 16  # the most indices of scatter along the axis; each takes an operation
+_MOST_DISTINCT = 1  # on a CPU, those of a sort or topk: more of them are put into zeros by one operation
 
 
 def _axis(w, x, dim, index):
@@ -88,8 +89,13 @@ def _gather(w, out, x, dim, index, sparse_grad=False):
     return w.reshape(w.filled(w.pick(x, column, axis), column, list(range(column.rank)), size), index.shape)
 
 
-def _is_wide(index, axis) -> bool:
-    return index.rank > 0 and index.shape[axis] > _MOST
+def _is_wide(w, x, axis, index, source) -> bool:
+    """Returns whether the elements of a row are put by one operation, not compared with each index."""
+    if index.rank == 0:
+        return False
+    distinct = w.distinct.get(index.name) == axis and isinstance(source, Value) and source.rank > 0
+    one_put = w.device == "cpu" and distinct and x.is_number(0) and w.dtypes.floating(x.dtype)
+    return index.shape[axis] > (_MOST_DISTINCT if one_put else _MOST)
 
 
 def _scattered_wide(w, x, axis, index, source, added):
@@ -116,7 +122,7 @@ def _scattered_wide(w, x, axis, index, source, added):
 
 
 def _scattered(w, x, dim, index, source, added):
-    if _is_wide(index, axis_of(dim, x.rank)):
+    if _is_wide(w, x, axis_of(dim, x.rank), index, source):
         return _scattered_wide(w, x, _axis(w, x, dim, index), index, source, added)
     axis, columns = _columns(w, x, dim, index)
     for k, column in enumerate(columns):
@@ -252,10 +258,15 @@ def _index_put(w, out, x, indices, source, accumulate=False):
         counted = list(range(axis, axis + index.rank))
         source = w.transpose(source, counted + [d for d in range(source.rank) if d not in counted])
         added = w.scatter_add(index, source, x.shape[axis])
-        return w.add(x, w.transpose(added, [*range(1, axis + 1), 0, *range(axis + 1, x.rank)]))
+        return _sum(w, x, w.transpose(added, [*range(1, axis + 1), 0, *range(axis + 1, x.rank)]))
     index, rows = _flat_index(w, x, indices, given)
     source = w.broadcast(source, [*index.shape, *x.shape[len(given) :]])
-    return w.add(x, w.reshape(w.scatter_add(index, source, rows), x.shape))
+    return _sum(w, x, w.reshape(w.scatter_add(index, source, rows), x.shape))
+
+
+def _sum(w, x, added):
+    """Returns x + added, for sums that start from 0 and are therefore no -0."""
+    return added if x.is_number(0) else w.add(x, added)
 
 
 def _put_where(w, x, mask, axis, source, accumulate):
@@ -318,7 +329,7 @@ def _index_add(w, out, x, dim, index, source, alpha=1):
     source = source if alpha == 1 else w.scaled(source, alpha)
     front = [axis, *(d for d in range(x.rank) if d != axis)]
     added = w.scatter_add(index, w.transpose(source, front), x.shape[axis])
-    return w.add(x, w.transpose(added, [front.index(d) for d in range(x.rank)]))
+    return _sum(w, x, w.transpose(added, [front.index(d) for d in range(x.rank)]))
 
 
 @handles("index_reduce")

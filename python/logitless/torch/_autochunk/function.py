@@ -32,7 +32,7 @@ from logitless._autochunk.methods import binds
 from logitless._autochunk.names import leaf_names, numbered, unique
 from logitless._autochunk.options import AUTO, EXECUTORS, Limits, Unsupported
 from logitless._autochunk.externs import Call
-from logitless._autochunk.native import multiplies_fp32, program
+from logitless._autochunk.native import Request, multiplies_fp32, program
 from logitless._autochunk.parse import parse
 from logitless._autochunk.plan import Compiled, compile_text
 from logitless._autochunk.reads import Read, Reads, number
@@ -259,16 +259,20 @@ def make_plan(
 
             return _native(made.text, name, made.parameters, inputs, limits, made.locations, checks, spare)
 
+        looked, check = 0, None
+        if checks is not None:
+            looked, check = _python_checks(checks, made.calls, limits.budget, inputs)
+
         def emit(program):
             wide = inputs[0].device.type == "cuda"
             source = to_source(parse(program.text, DTYPES), name, wide, made.calls)
-            return source, peak_bytes(source, name, inputs)
+            return source, max(peak_bytes(source, name, inputs), looked)
 
         ready = compile_text(
             made.text, name, made.parameters, emit, limits, locations=made.locations, calls=made.calls, framework="PyTorch"
         )
         if checks is not None:
-            ready.function = checked(ready.function, checks, _python_checks(checks, made.calls))
+            ready.function = checked(ready.function, checks, check)
         return ready
 
     given, captured = traced.names[: len(tensors)], traced.names[len(tensors) :]
@@ -329,16 +333,18 @@ def _seed_name(traced: Traced) -> str:
     return name
 
 
-def _python_checks(checks: Checks, calls: Sequence[Call]) -> Callable:
-    """Returns the generated function of the checks."""
-    program = Program(checks.text, chunk=False, externs=True)
-    function = load(to_source(parse(program.text, DTYPES), "checks", False, calls), "checks")
+def _python_checks(checks: Checks, calls: Sequence[Call], budget: int, inputs: Sequence) -> tuple[int, Callable]:
+    """Returns the generated function of the checks, and its bytes. inputs: those of the checked program."""
+    program = Program(checks.text, memory_budget=budget or None, externs=True)
+    source = to_source(parse(program.text, DTYPES), "checks", False, calls)
+    function = load(source, "checks")
 
     def run(*given):
         if not native.is_traced(given):
             checks.raise_for([t.item() for t in function(*given)])
 
-    return run
+    read = [inputs[place] for place in checks.reads]
+    return peak_bytes(source, "checks", read) if read else 0, run
 
 
 def _native(
@@ -352,13 +358,16 @@ def _native(
     spare: Callable[[], int],
 ) -> Compiled:
     device, copies = inputs[0].device, native.input_bytes(inputs)
+    machine = native.machine_of(device)
+    check = Request(text, machine, limits.budget, checks=checks).of_checks()
+    looked = 0 if check is None else program(check).arena_bytes
     made = compile_text(
         text,
         name,
         read,
-        lambda program: (program.text, program.arena_bytes + copies),
+        lambda program: (program.text, max(program.arena_bytes, looked) + copies),
         limits,
-        native.machine_of(device),
+        machine,
         lambda request: functools.partial(native.run, request),
         locations,
         checks=checks,

@@ -112,7 +112,7 @@ def _take(table, index):
     inside = (flat >= 0) & (flat < table.shape[0])
     rows = table.index_select(0, flat.clamp(0, table.shape[0] - 1))
     rows = rows.where(inside.view(-1, *[1] * (table.dim() - 1)), 0)
-    return rows.reshape(*index.shape, *table.shape[1:])
+    return rows.reshape((*index.shape, *table.shape[1:]))
 ''',
     "_scatter_add": '''
 def _scatter_add(rows, index, updates, dtype):

@@ -82,7 +82,7 @@ class Runner:
             self.prepared = PreparedProgram(made, c.context())
             self.checks = request.checks
             if self.checks is not None:
-                self.check = runner(Request(self.checks.text, request.machine, chunk=False), device)
+                self.check = runner(request.of_checks(), device)
             return
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(

@@ -90,6 +90,17 @@ def live_top_k(hidden, weight, teacher, teacher_weight):
     return -(wanted * log_probs.gather(-1, index)).sum(-1).mean()
 
 
+@case("distillation", with_labels)
+def renormalized_top_k(hidden, weight, teacher, teacher_weight, target):
+    """A teacher's 32 best entries, among which the student's logits are normalized again."""
+    logits = F.linear(hidden, weight).float()
+    with torch.no_grad():
+        best, index = F.linear(teacher, teacher_weight).float().topk(32, dim=-1)
+    log_probs = F.log_softmax(torch.take_along_dim(logits, index, dim=-1) / 2, -1)
+    divergence = F.kl_div(log_probs, F.softmax(best / 2, -1), reduction="none").sum(-1)
+    return F.cross_entropy(logits, target, ignore_index=-100) + 4 * divergence.mean()
+
+
 @case("distillation", both)
 def cosine_of_logits(hidden, weight, teacher, teacher_weight):
     logits, wanted = F.linear(hidden, weight), F.linear(teacher, teacher_weight)

@@ -228,6 +228,17 @@ def perplexity(hidden, weight, labels):
     return torch.exp((nll * kept).sum(-1) / kept.sum(-1))
 
 
+@case("language", lambda m: (m.hidden(), m.head(), m.targets(ignored=False)))
+def poly_of_examples(hidden, weight, target):
+    """Poly-1 of one example, under vmap."""
+
+    def loss(logits, label):
+        return 2.0 * (1 - (logits.softmax(-1) * label).sum()) - (logits.log_softmax(-1) * label).sum()
+
+    logits = F.linear(hidden, weight)
+    return torch.vmap(loss)(logits, F.one_hot(target, logits.shape[-1]).to(logits.dtype)).mean()
+
+
 @case("language", head, trains=False)
 def evaluation_metrics(hidden, weight, target):
     """Loss, accuracy, rank of the target, confidence and entropy, in evaluation."""

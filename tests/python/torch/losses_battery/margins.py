@@ -87,6 +87,19 @@ def cox_partial_likelihood(risk, time, event):
     return -((risk - scores.logsumexp(1)) * event).sum() / event.sum()
 
 
+@case("margins", lambda m: (m.hidden(), m.head(), m.whole(m.z.vocab, m.z.rows), m.mask(m.z.rows, share=0.7)))
+def discrete_survival(hidden, weight, time, event):
+    """DeepHit: the mass at the event, or from the last sight on; and the risks of all at the times of 64."""
+    mass = F.softmax(F.linear(hidden, weight).float(), 1)
+    alive = mass.flip(1).cumsum(1).flip(1)
+    seen, unseen = (x.gather(1, time[:, None])[:, 0].clamp(min=1e-8).log() for x in (mass, alive))
+    likelihood = torch.where(event > 0, seen, unseen)
+    at_times = alive[:, time[:64]]
+    earlier = (time[:, None] < time[None, :64]) * event[:, None]
+    ranks = (torch.exp((at_times - at_times.diagonal()[None]) / 0.1) * earlier).mean()
+    return -likelihood.mean() + 0.2 * ranks
+
+
 @case("margins", lambda m: (m.normal(m.z.pairs, m.z.dim), m.normal(m.z.dim, 1, scale=m.z.dim**-0.5),
                             m.uniform(m.z.pairs)),
       big="pairs [P, P]", numbers=all_pairs)
