@@ -142,6 +142,12 @@ TEST(GpuOrder, RunningSums) {
   }
 }
 
+TEST(GpuOrder, FindsTheFirstOfTheLargest) {
+  for (const int size : {1, 20, 257, 9000})
+    check(concat("[7, ", size, "]"), "%y = argmax %x dims(1)", "y: %y");
+  check("[300, 70]", "%y = argmax %x dims(0)", "y: %y");
+}
+
 TEST(GpuOrder, RunningMaxima) {
   for (const int reverse : {0, 1}) {
     const auto along = [&](int axis) {
