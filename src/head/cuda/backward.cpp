@@ -103,10 +103,12 @@ void Backward::vocab_block(const ForwardCall& chunk, std::int64_t vocab_begin,
 
 // Returns where the block's scaled hidden states go; null if it needs none.
 void* Backward::scaled_hidden(const BlockCall& b) const {
-  if (to_.d_weight.data == nullptr || !(b.from_forward || run_.kernel.copies_hidden) ||
-      !scales_hidden(run_.kernel, run_.features, run_.sizes))
+  const bool lists = run_.layout.list.wanted;
+  if (to_.d_weight.data == nullptr ||
+      !(b.from_forward || clears_hidden(run_.kernel, lists, run_.sizes)) ||
+      !scales_hidden(run_.kernel, lists, run_.features, run_.sizes))
     return nullptr;
-  return scales_in_place(run_.layout.list.wanted, run_.features)
+  return scales_in_place(lists, run_.features)
              ? const_cast<void*>(b.chunk.hidden)
              : run_.at<std::byte>(run_.layout.gradients.scaled_hidden);
 }

@@ -414,8 +414,8 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
       take(std::min(sizes.vocab_block, shape.vocab) * shape.dim * 2, sizes.far);
   gradients.block = take(block_bytes(kernel, shape, f, sizes));
   gradients.scaled_hidden =
-      take(chunk * shape.dim * element,
-           scales_hidden(kernel, f, sizes) && !scales_in_place(out.list.wanted, f));
+      take(chunk * shape.dim * element, scales_hidden(kernel, out.list.wanted, f, sizes) &&
+                                            !scales_in_place(out.list.wanted, f));
   gradients.scales = take(8, shape.dtype == DType::f16);
   if (!exchanges_hidden(f))
     gradients.d_hidden = take(chunk * shape.dim * 4, sums_hidden(shape.vocab, f, sizes));

@@ -245,10 +245,16 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& shape, const HeadF
                  const Sizes& sizes);
 Layout layout_of(const LossPlan& plan);
 
-// Returns whether the GEMM of d_weight reads a copy of hidden. The copy is scaled by a factor per
-// token for saved exponentials, and 0 for ignored tokens.
-inline bool scales_hidden(const DeviceKernel& kernel, const HeadFeatures& f, const Sizes& sizes) {
-  return f.d_weight && (sizes.stored > 0 || kernel.copies_hidden);
+// Returns whether the GEMM of d_weight reads a copy of hidden in every block. Ignored tokens are 0
+// in it: among the others' they may hold NaN, which the zeros of the block would not hide.
+inline bool clears_hidden(const DeviceKernel& kernel, bool lists, const Sizes& sizes) {
+  return kernel.copies_hidden || (!lists && !sizes.far);
+}
+// Returns whether it reads such a copy in some block. The copy is scaled by a factor per token for
+// saved exponentials, and 0 for ignored tokens.
+inline bool scales_hidden(const DeviceKernel& kernel, bool lists, const HeadFeatures& f,
+                          const Sizes& sizes) {
+  return f.d_weight && (sizes.stored > 0 || clears_hidden(kernel, lists, sizes));
 }
 // Returns whether that copy is in place of hidden, which is a copy of this call's alone.
 inline bool scales_in_place(bool lists, const HeadFeatures& f) {
