@@ -1,7 +1,9 @@
 // logitless order: makes a vocabulary order for the far field, and writes it to a file.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <memory>
 
 #include "cli/commands.h"
@@ -31,6 +33,17 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// A NaN or an infinity makes all averages NaN, or those of some entries.
+void check_average(const std::vector<float>& average, bool with_bias) {
+  const auto wrong =
+      std::find_if(average.begin(), average.end(), [](float p) { return !std::isfinite(p); });
+  if (wrong == average.end()) return;
+  throw UsageError(fmt::format(
+      "--hidden, --weight{}: expected finite numbers; the average probability of vocabulary entry "
+      "{} is {}",
+      with_bias ? ", --bias" : "", wrong - average.begin(), *wrong));
+}
+
 void OrderCommand::run(const std::set<std::string>& given) const {
   if (!moments) refuse_given(given, {"tau"}, "is of --moments, which was not given");
   check_output("--out", out, train::FileKind::tensors);
@@ -51,6 +64,7 @@ void OrderCommand::run(const std::set<std::string>& given) const {
   const double averaged = seconds_of([&] {
     average = average_probability(context, sample.view, w, b, scale, static_cast<float>(softcap));
   });
+  check_average(average, b.defined());
   context.trace(fmt::format(
       "{} of {} tokens are sampled, {} vocabulary entries of dim {} in {} tiles, {} {}",
       sample.view.size(0), x.numel() / w.size(1), w.size(0), w.size(1), (w.size(0) + 127) / 128,

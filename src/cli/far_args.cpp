@@ -3,7 +3,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "cli/output.h"
 #include "cli/tensors.h"
@@ -134,9 +136,11 @@ MadeOrder FarArgs::make(const Context& context, const CrossEntropyOptions& optio
     const std::size_t held = rows.memory.bytes() + 8 * static_cast<std::size_t>(in.weight.size(0));
     const std::size_t left = budget > held ? budget - held : budget;
     context.memory().reset_peak();
-    out = make_vocab_order(context, in.weight,
-                           average_probability(context, rows.view, in.weight, in.bias,
-                                               options.logit_scale, options.softcap, left));
+    std::vector<float> average = average_probability(context, rows.view, in.weight, in.bias,
+                                                     options.logit_scale, options.softcap, left);
+    // The loss of a head with NaN is NaN, whatever the order.
+    for (float& p : average) p = std::isfinite(p) ? p : 0.0f;
+    out = make_vocab_order(context, in.weight, average);
     out = measured(out, rows.view);
     made.bytes = std::max(context.memory().peak_bytes() + held,
                           unmetered_bytes(context, plan, rows.view.size(0)));

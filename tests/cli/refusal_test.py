@@ -96,6 +96,14 @@ class RefusalTest(unittest.TestCase):
         arguments = [*self.head[:2], f"--out={self.dir / 'order'}"]
         self.refused("order", [*arguments, "--tau=0.01"], "--tau: is of --moments, which was not given")
         self.taken("order", *arguments, "--tau=0.01", "--moments")
+        file = self.dir / "nan.safetensors"
+        hidden = [0.5] * (TOKENS * DIM)
+        hidden[9] = float("nan")
+        write_safetensors(file, {"hidden": ("F32", [TOKENS, DIM], hidden)})
+        self.refused("order", [f"--hidden={file}", *arguments[1:]],
+                     "--hidden, --weight: expected finite numbers; the average probability of vocabulary entry 0 is nan")
+        far = [f"--hidden={file}", *self.head[1:], "--plan=far-backward"]
+        self.assertRegex(self.taken("loss", *far), r"^loss +nan \(mean\)")
 
     def test_bench(self):
         self.refused("bench", [*self.sizes, "--first=2"], "--first: is of --hidden; random data has --tokens")

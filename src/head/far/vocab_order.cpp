@@ -280,8 +280,8 @@ std::vector<float> average_probability(const Context& context, const ConstTensor
   if (device)
     cuda::copy_to_host(average.data(), gradients.d_bias.data(), vocab_bytes, context.stream());
   average.resize(static_cast<std::size_t>(rows));
-  // The gradient is that of scale * (x . w + b), and rounding may leave a -0.
-  for (float& p : average) p = std::max(0.0f, p / logit_scale);
+  // The gradient is that of scale * (x . w + b), and rounding may leave a -0. NaN stays.
+  for (float& p : average) p = std::max(p / logit_scale, 0.0f) + 0.0f;
   return average;
 }
 
