@@ -5,8 +5,11 @@ import copy
 import functools
 import gc
 import math
+import os
 import pickle
+import signal
 import threading
+import time
 import weakref
 
 import pytest
@@ -242,6 +245,38 @@ def test_first_calls_on_several_threads():
         thread.join()
     for rows in range(ROWS, ROWS + 3):
         check_same(made[rows], backward(z_loss, arguments(rows)))
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a forked process cannot use a GPU")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_forked_in_another_threads_trace_names_it():
+    tracing, forked = threading.Event(), threading.Event()
+
+    def waits(hidden, weight, target):
+        tracing.set()
+        forked.wait(30)
+        return z_loss(hidden, weight, target)
+
+    thread = threading.Thread(target=lambda: cold(waits, "auto")(*arguments()))
+    thread.start()
+    assert tracing.wait(30)
+    child = os.fork()
+    if child == 0:
+        try:
+            cold(z_loss, "auto")(*arguments())
+        except RuntimeError as error:
+            os._exit(7 if "forked while another thread traced" in str(error) else 1)
+        os._exit(0)
+    forked.set()
+    thread.join()
+    end = time.monotonic() + 30
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < end:
+        time.sleep(0.01)
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended[0] == child, "it hangs"
+    assert os.waitstatus_to_exitcode(ended[1]) == 7
 
 
 class Scored(torch.nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -129,12 +130,32 @@ class Around(NamedTuple):
     transformed: bool  # a transform of torch.func is active
 
 
+@functools.cache
+def _lock_of_traces() -> tuple[contextlib.AbstractContextManager, list[str]]:
+    """Returns the lock of torch.compile, and why this process can never take it: nothing, or one reason."""
+    from torch._dynamo.convert_frame import compile_lock  # slow to import
+
+    never = []
+
+    def look() -> None:
+        if compile_lock.acquire(blocking=False):
+            compile_lock.release()
+        else:  # by a thread that the fork left behind, which had replaced functions of PyTorch
+            never.append("autochunk: this process was forked while another thread traced a function; expected one that "
+                         "was started by the method spawn or forkserver, or forked before or after the trace")
+
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(after_in_child=look)
+    return compile_lock, never
+
+
 def one_at_a_time() -> contextlib.AbstractContextManager:
     """Returns the lock of torch.compile, which this thread may hold already. ``torch.fx`` replaces global functions while
     it traces, so two threads must not trace at once."""
-    from torch._dynamo.convert_frame import compile_lock  # slow to import
-
-    return compile_lock
+    lock, never = _lock_of_traces()
+    if never:
+        raise RuntimeError(never[0])
+    return lock
 
 
 @contextlib.contextmanager
