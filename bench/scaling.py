@@ -21,7 +21,6 @@ import multiprocessing
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -75,15 +74,13 @@ def run(name, command, seconds, out):
 
 def fault(ranks):
     """Starts processes of faults_gpu_worker.py and kills the last one; the others must raise an error with its rank."""
-    sys.path.insert(0, str(ROOT / "tests/python/torch"))
+    sys.path[:0] = [str(ROOT / "tests/python" / name) for name in ("torch", "support")]
     import worker_process
+    from ports import held_port
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    with tempfile.TemporaryDirectory() as folder:
+    with held_port() as port, tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, str(r)) for r in range(ranks)]
-        processes = [multiprocessing.get_context("spawn").Process(target=worker_process.work, args=("faults_gpu_worker", str(o), r, port, ranks))
+        processes = [multiprocessing.get_context("spawn").Process(target=worker_process.work, args=("faults_gpu_worker", str(o), r, str(port), ranks))
                      for r, o in enumerate(outputs)]
         for p in processes:
             p.start()

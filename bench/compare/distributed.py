@@ -43,8 +43,8 @@ import argparse
 import json
 import multiprocessing
 import os
-import socket
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -443,14 +443,15 @@ def main():
         raise SystemExit("--row: the far field's want a --real-head")
     if args.ranks < 1:
         raise SystemExit("--ranks: expected GPUs, found none")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    processes = [multiprocessing.get_context("spawn").Process(target=work, args=(r, args, port)) for r in range(args.ranks)]
-    for p in processes:
-        p.start()
-    for p in processes:
-        p.join()
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/python/support"))
+    from ports import held_port
+
+    with held_port() as port:
+        processes = [multiprocessing.get_context("spawn").Process(target=work, args=(r, args, port)) for r in range(args.ranks)]
+        for p in processes:
+            p.start()
+        for p in processes:
+            p.join()
     raise SystemExit(max(p.exitcode != 0 for p in processes))
 
 

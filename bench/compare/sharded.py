@@ -13,9 +13,10 @@ gradients included; on the CPU with one thread per process.
 import argparse
 import multiprocessing
 import os
-import socket
 import statistics
+import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -91,15 +92,16 @@ def main():
     parser.add_argument("--loss", default="cross_entropy", choices=("cross_entropy", "forward_kl", "reverse_kl", "jsd", "total_variation"))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     args = parser.parse_args()
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/python/support"))
+    from ports import held_port
+
     start = multiprocessing.get_context("spawn")
-    processes = [start.Process(target=work, args=(rank, args, port)) for rank in range(args.ranks)]
-    for p in processes:
-        p.start()
-    for p in processes:
-        p.join()
+    with held_port() as port:
+        processes = [start.Process(target=work, args=(rank, args, port)) for rank in range(args.ranks)]
+        for p in processes:
+            p.start()
+        for p in processes:
+            p.join()
 
 
 if __name__ == "__main__":

@@ -16,12 +16,6 @@ from train_safety_test import QUIET  # noqa: E402
 from train_test import CLI, SIZES, CommandTest, run, shard  # noqa: E402
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 def torchrun(rank, size, port):
     return {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
 
@@ -41,10 +35,18 @@ def srun(rank, size, port):
 
 
 class LaunchTest(CommandTest):
+    def port(self):
+        """Returns a port at which rank 0 may listen. Until the test ends the system gives it to nobody else."""
+        held = socket.socket()  # bound, and not listening: one that names the port and reuses addresses may listen
+        self.addCleanup(held.close)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
+
     def launch(self, size, *arguments, launcher=torchrun, own=None, sizes=None, model=(*SIZES, *QUIET)):
         """Starts the processes of the ranks. `own`: further arguments by rank; `sizes`: the size in a rank's
         environment."""
-        port = free_port()
+        port = self.port()
         processes = []
         for rank in range(size):
             variables = launcher(rank, (sizes or {}).get(rank, size), port)
@@ -138,7 +140,7 @@ class ProcessesTest(LaunchTest):
             (text / f"{i}.txt").write_text("".join(f"int v{(i * 7 + k) % 31} = f({k % 5});\n" for k in range(60)))
         command = ["--text", text, "--cache", self.dir / "cache", "--vocab", 300, *SIZES[2:], "--steps", 2, "--json",
                    "--sample", 4]
-        port = free_port()
+        port = self.port()
         processes = [subprocess.Popen([CLI, "train", *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                       env={**os.environ, **{k: str(v) for k, v in torchrun(rank, 2, port).items()}})
                      for rank in range(2)]
@@ -235,7 +237,7 @@ class ProcessesFailTest(LaunchTest):
         for place, tokens in zip(places, ([7] * 500, [8] * 500)):
             place.mkdir()
             shard(place / "data.bin", tokens)
-        port = free_port()
+        port = self.port()
         processes = []
         for rank, place in enumerate(places):
             environment = {**os.environ, **{name: str(value) for name, value in torchrun(rank, 2, port).items()}}

@@ -1,7 +1,6 @@
 """Groups of ranks from Python: threads, callbacks, and MPI as in docs/use/groups.md."""
 
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from logitless import Communicator, LogitlessError
+from ports import held_port
 
 PAGE = Path(__file__).parents[2] / "docs/use/groups.md"
 
@@ -82,17 +82,15 @@ else:
 
 
 def test_processes():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [subprocess.Popen([sys.executable, "-c", PROCESS, str(rank), str(port)], stderr=subprocess.PIPE, text=True)
-             for rank in range(3)]
-    try:
-        assert [rank.communicate(timeout=60)[1] for rank in ranks] == [""] * 3
-        assert [rank.returncode for rank in ranks] == [0] * 3
-    finally:
-        for rank in ranks:
-            rank.kill()
+    with held_port() as port:
+        ranks = [subprocess.Popen([sys.executable, "-c", PROCESS, str(rank), str(port)], stderr=subprocess.PIPE, text=True)
+                 for rank in range(3)]
+        try:
+            assert [rank.communicate(timeout=60)[1] for rank in ranks] == [""] * 3
+            assert [rank.returncode for rank in ranks] == [0] * 3
+        finally:
+            for rank in ranks:
+                rank.kill()
 
 
 def test_what_a_callback_raises_is_the_cause():

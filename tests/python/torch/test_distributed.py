@@ -2,13 +2,13 @@
 
 import multiprocessing
 import signal
-import socket
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 import worker_process
+from ports import held_port
 
 # Modules that workers import.
 PRELOADED = ["logitless.torch", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.nn.parallel"]
@@ -54,23 +54,21 @@ def test_processes(name, ranks, processes, tmp_path):
         pytest.skip("of the CPU")
     if name.startswith("faults") and torch.cuda.device_count() < ranks:
         pytest.skip(f"{ranks} GPUs are wanted")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = str(s.getsockname()[1])
     outputs = [tmp_path / str(rank) for rank in range(ranks)]
-    running = [
-        processes.Process(target=worker_process.work, args=(name, str(output), rank, port, ranks))
-        for rank, output in enumerate(outputs)
-    ]
-    for p in running:
-        p.start()
-    end = time.monotonic() + 300
-    try:
+    with held_port() as port:
+        running = [
+            processes.Process(target=worker_process.work, args=(name, str(output), rank, str(port), ranks))
+            for rank, output in enumerate(outputs)
+        ]
         for p in running:
-            p.join(max(end - time.monotonic(), 0))
-    finally:
-        for p in running:
-            p.kill()
+            p.start()
+        end = time.monotonic() + 300
+        try:
+            for p in running:
+                p.join(max(end - time.monotonic(), 0))
+        finally:
+            for p in running:
+                p.kill()
     for p, output in zip(running, outputs):
         said = output.read_text()
         killed = name.startswith("faults") and p is running[-1]  # a pytest run of its own
