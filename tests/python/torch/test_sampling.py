@@ -286,6 +286,24 @@ def test_greedy_tokens_are_the_heads_largest_entries(dtype, monkeypatch):
     assert torch.equal(made.log_prob.view(-1), found[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "options", [dict(temperature=0), dict(), dict(top_k=5), dict(top_p=0.9), dict(min_p=0.1), dict(top_k=5, top_p=0.9)], ids=str
+)
+def test_a_nan_among_the_logits_gives_no_number(options, dtype):
+    """A NaN or an infinity of one entry, or of one token."""
+    hidden, weight, bias = head(6, 8, 300, dtype)
+    odd = hidden.clone(), *(weight.clone() for _ in range(2)), bias.clone()
+    odd[0][2, 3] = odd[1][50, 1] = odd[3][299] = math.nan
+    odd[2][280] = math.inf
+    for x, w, b in ((odd[0], weight, bias), (hidden, odd[1], bias), (hidden, odd[2], bias), (hidden, weight, odd[3])):
+        hit = torch.arange(6) == 2 if x is odd[0] else torch.ones(6, dtype=torch.bool)
+        made = linear_sample(x, w, b, seed=1, **options)
+        assert torch.equal(made.log_prob.isnan(), hit) and (made.tokens >= 0).all() and (made.tokens < 300).all()
+        best = linear_top_logprobs(x, w, made.tokens, b, k=4)
+        assert torch.equal(best.top_log_probs.isnan().all(-1), hit) and torch.equal(best.log_prob.isnan(), hit)
+
+
 def test_bad_arguments_of_the_best():
     hidden, weight, bias = head(4, 8, 40)
     with pytest.raises(ValueError, match="k: expected at most 40, the vocabulary of weight, got 41"):
