@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
+#include <algorithm>
+
 #include "compiler/compiled.h"
 #include "compiler/exec/cuda/codegen.h"
 #include "compiler/integer_loops.h"
@@ -13,18 +15,29 @@
 namespace logitless::test {
 namespace {
 
+// Returns whether a loop computes a function or a reduction that no program has.
+bool in_no_program(const LoopCase& c) {
+  return c.loop.reduce == ir::Reduce::product ||
+         std::any_of(c.loop.steps.begin(), c.loop.steps.end(),
+                     [](const auto& step) { return step.function == ir::Function::fmod; });
+}
+
 TEST(Nvrtc, CompilesAllKernelsOfAllPrograms) {
   constexpr DType kDtypes[] = {DType::f32, DType::bf16};
   std::vector<ir::GeneratedKernel> kernels;
-  for (const LoopCase& c : program_cases(kDtypes)) {
+  const auto add = [&](const LoopCase& c) {
     for (ir::GeneratedKernel& kernel : ir::generate(c.loop, c.alignments))
       kernels.push_back(std::move(kernel));
-  }
+  };
+  for (const LoopCase& c : program_cases(kDtypes)) add(c);
   ASSERT_GT(kernels.size(), 100u);
-  for (const LoopCase& c : integer_cases()) {
-    for (ir::GeneratedKernel& kernel : ir::generate(c.loop, c.alignments))
-      kernels.push_back(std::move(kernel));
+  for (const LoopCase& c : integer_cases()) add(c);
+  const std::size_t before = kernels.size();
+  for (const auto& cases : {function_cases(), reduction_cases(false)}) {
+    for (const LoopCase& c : cases)
+      if (in_no_program(c)) add(c);
   }
+  ASSERT_GT(kernels.size(), before + 20);
   const GroupCase group = integer_group();
   for (ir::GeneratedKernel& kernel : ir::generate(group.group, group.memory.alignments))
     kernels.push_back(std::move(kernel));
