@@ -129,6 +129,7 @@ VALUES = {
         SPECIAL, i(0, 0, 1, 1, 1, 2, 2, 0, 2, 4, 4),
     ),
     "windows": (lambda a: (*F.max_pool1d(a[None], 2, 1, 1, return_indices=True), a.unfold(1, 2, 1), F.avg_pool1d(a[None], 2, 1)), ROWS),
+    "gradients of no windows": (lambda a: (a.unfold(1, 3, 1).exp().sum(),), torch.empty(0, 10, requires_grad=True)),
     "empty conditions": (lambda a: (a.any(1), a.all(1), a.any(), a.all(), a.any(0), a.all(0)), EMPTY),
     "empty rows": (lambda a: (a.softmax(1), a.cumsum(1), a.sort(1)[0], a.amax(0), torch.linalg.vector_norm(a)), EMPTY),
     "no tokens": (lambda z, y: F.cross_entropy(z, y), torch.empty(0, 5), i()),

@@ -117,7 +117,7 @@ def _take(table, index):
     "_scatter_add": '''
 def _scatter_add(rows, index, updates, dtype):
     """Updates summed by index; those outside are dropped."""
-    updates = updates.reshape(-1, *updates.shape[index.dim():]).to(dtype)
+    updates = updates.reshape(index.numel(), *updates.shape[index.dim():]).to(dtype)
     flat = index.reshape(-1)
     inside = (flat >= 0) & (flat < rows)
     updates = updates.where(inside.view(-1, *[1] * (updates.dim() - 1)), 0)

@@ -332,7 +332,8 @@ class Scope(CallScope, InPlace, Products):
         rest = [s for s in updates.type.shape[len(index.type.shape) :]]
         zeros = f"torch.zeros({tuple_of(node.type.shape)}, dtype={node.type.dtype}, device=device)"
         to = f".to({node.type.dtype})" if node.type.dtype != updates.type.dtype else ""
-        parts = f"{self.full(updates)}.reshape({sizes(['-1', *rest])}){to}"
+        count = f"{self.full(index)}.numel()" if "0" in map(str, rest) else "-1"  # PyTorch takes no -1 beside a 0
+        parts = f"{self.full(updates)}.reshape({sizes([count, *rest])}){to}"
         self.bind(node.results[0], f"{zeros}.index_add_(0, {self.full(index)}.reshape(-1), {parts})", node.type)
 
 
