@@ -50,7 +50,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dim", type=int, default=4096)
     parser.add_argument("--vocab", type=int, default=128256)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 32, 64, 128, 192, 256, 512, 1024])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 32, 64, 128, 160, 192, 256, 320, 512, 1024])
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     args = parser.parse_args()
     dtype = getattr(torch, args.dtype)

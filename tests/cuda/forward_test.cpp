@@ -1,10 +1,12 @@
 // Forward kernel on a GPU against float64: shapes, options, masks, guarded memory.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "core/check.h"
 #include "kernels/device/kernel.h"
 #include "support/problem.h"
 
@@ -213,6 +215,46 @@ TEST_F(CudaForward, OptionsAndPairsOfOptions) {
       const HeadProblem problem(spec);
       expect_close(problem, false);
       expect_close(problem, true);
+    }
+  }
+}
+
+// At most 192 tokens have kernels of their own, and so have those after the last 256 of a head with
+// many entries. A token's bits are the same.
+TEST_F(CudaForward, BitsDoNotDependOnTheNumberOfTokens) {
+  struct Case {
+    std::int64_t tokens, dim, vocab;
+    std::vector<std::int64_t> fewer;
+  };
+  const Case cases[] = {{256, 136, 700, {1, 64, 65, 128, 129, 192}},
+                        {512, 8, 33792, {257, 384, 448}}};
+  for (const Case& of : cases) {
+    for (const int change : {0, 1, 2}) {
+      HeadSpec spec = spec_of(of.tokens, of.dim, of.vocab);
+      if (change == 1) spec.softcap = 3.0f;
+      if (change == 2) spec.weight_scale = 300.0;  // sums leave the range
+      const HeadProblem problem(spec);
+      for (const bool extras : {false, true}) {
+        DeviceRun whole(problem, extras);
+        whole.run();
+        for (const std::int64_t tokens : of.fewer) {
+          SCOPED_TRACE(concat(describe(spec), ", ", tokens, " of them"));
+          DeviceRun some(problem, extras);
+          some.call.shape.tokens = tokens;
+          some.run();
+          some.expect_guards();
+          const auto expect_same = [&](const Guarded& got, const Guarded& expected) {
+            const auto bits = got.read<std::uint32_t>(), all = expected.read<std::uint32_t>();
+            if (all.empty()) return;
+            EXPECT_TRUE(std::equal(bits.begin(), bits.begin() + tokens, all.begin()));
+          };
+          expect_same(some.lse, whole.lse);
+          expect_same(some.log_prob, whole.log_prob);
+          expect_same(some.entropy, whole.entropy);
+          expect_same(some.weighted, whole.weighted);
+          expect_same(some.argmax, whole.argmax);
+        }
+      }
     }
   }
 }

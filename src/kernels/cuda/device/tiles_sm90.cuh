@@ -28,20 +28,21 @@ inline constexpr int kBoxesPerConsumer = 2;
 inline constexpr int kTileShared =
     kStages * kStageBytes + 2 * kBoxesPerConsumer * kBoxBytes + 2 * kStages * 8 + 1024;
 
-// Shared memory of a CTA.
+// Shared memory of a CTA. row_bytes: one stage of the row operand; box_bytes: all boxes.
 struct TileMemory {
-  __device__ __forceinline__ explicit TileMemory(unsigned char* raw)
+  __device__ __forceinline__ explicit TileMemory(unsigned char* raw, int row_bytes = kRowBytes,
+                                                 int box_bytes = 2 * kBoxesPerConsumer * kBoxBytes)
       : rows(reinterpret_cast<unsigned char*>((reinterpret_cast<std::uintptr_t>(raw) + 1023) &
                                               ~std::uintptr_t{1023})),
-        columns(rows + kStages * kRowBytes),
+        columns(rows + kStages * row_bytes),
         boxes(columns + kStages * kColumnBytes),
-        full(reinterpret_cast<std::uint64_t*>(boxes + 2 * kBoxesPerConsumer * kBoxBytes)),
+        full(reinterpret_cast<std::uint64_t*>(boxes + box_bytes)),
         empty(full + kStages) {}
-  __device__ __forceinline__ void init_barriers() const {
+  __device__ __forceinline__ void init_barriers(int consumers = 2) const {
     if (threadIdx.x == 0) {
       for (int s = 0; s < kStages; ++s) {
         barrier_init(full + s, 1);
-        barrier_init(empty + s, 8 * kClusterCtas);  // the consumer warps of both CTAs
+        barrier_init(empty + s, 4 * consumers * kClusterCtas);  // the warps of both CTAs
       }
       barrier_init_fence();
     }

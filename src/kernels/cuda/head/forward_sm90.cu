@@ -13,14 +13,20 @@ namespace {
 struct Maps {
   CUtensorMap hidden, rows;
   BlockMaps block;
+  int pairs;  // of token tiles to launch, the first ones
 };
 
 template <typename T, ForwardMode kMode, bool kStore>
 void launch(const Maps& maps, const ForwardArguments& all, cudaStream_t stream) {
-  const auto kernel = forward_tiles<T, kMode, kStore, false>;
+  const auto kernel = forward_tiles<T, kMode, kStore, 0>;
   allow_shared(kernel, kTileShared);
   const int clusters = processor_count() / kClusterCtas;
-  for_launches(all, clusters, [&](const ForwardArguments& a, int tiles) {
+  for_launches(all, clusters, [&](ForwardArguments a, int tiles) {
+    if (a.list == nullptr) {
+      a.launch_pairs = std::min(a.launch_pairs, maps.pairs - a.first_pair);
+      tiles = a.launch_pairs * a.vocab_tiles;
+    }
+    if (tiles <= 0) return;
     kernel<<<std::min(clusters, tiles) * kClusterCtas, kTileThreads, kTileShared, stream>>>(
         maps.hidden, maps.rows, maps.block, a);
     require_cuda(cudaGetLastError(), "forward kernel");
@@ -70,11 +76,14 @@ void launch_tiles(ForwardMode mode, bool store, const TileOperands& o,
   // The gradient GEMMs of f16 take any address, so its forward does, too.
   if (o.dtype == DType::f16 && !tma_takes(o, store))
     return sm80_tiles().launch(mode, store, o, arguments, stream);
-  if (takes_few(mode, store, o, arguments)) return launch_few(mode, o, arguments, stream);
+  const std::int64_t few = few_tokens(mode, store, o, arguments);
+  if (few > 0) launch_few(mode, o, few, arguments, stream);
+  if (few == o.tokens) return;
   // To TMA all types of 16 bits are one.
   Maps maps{matrix_map(o.hidden, DType::bf16, o.tokens, o.dim, o.hidden_stride, kTileRows),
             matrix_map(o.rows, DType::bf16, o.vocab, o.dim, o.row_stride, kTileColumns / 2),
-            {}};
+            {},
+            static_cast<int>(ceil_div(o.tokens - few, kClusterRows))};
   if (store) maps.block = block_maps(o.block, o.ranges, o.tokens, 64);
   ForwardArguments a = arguments;
   a.steps = static_cast<int>(ceil_div(o.dim, kStep));
