@@ -3,16 +3,13 @@
 #include <algorithm>
 
 #include "compiler/plan/group_rows.h"
+#include "compiler/plan/views.h"
 
 namespace logitless::ir {
 namespace {
 
-bool same(const View& a, const View& b) {
-  return a.buffer == b.buffer && a.dtype == b.dtype && a.offset == b.offset &&
-         a.strides == b.strides;
-}
 bool same(const Pointwise::Leaf& a, const Pointwise::Leaf& b) {
-  return a.kind == b.kind && same(a.view, b.view) && a.number == b.number && a.dim == b.dim;
+  return a.kind == b.kind && same_memory(a.view, b.view) && a.number == b.number && a.dim == b.dim;
 }
 bool same(const Pointwise::Step& a, const Pointwise::Step& b) {
   return a.kind == b.kind && a.function == b.function && a.dtype == b.dtype && a.a == b.a &&
@@ -28,8 +25,8 @@ bool store_the_same(const Pointwise& a, const Pointwise& b) {
   View stored = b.store.view;
   stored.buffer = a.store.view.buffer;
   return a.shape == b.shape && same(a.leaves, b.leaves) && same(a.steps, b.steps) &&
-         a.store.source == b.store.source && same(a.store.view, stored) && !a.store.accumulate &&
-         !b.store.accumulate && a.wide == b.wide && a.exact == b.exact &&
+         a.store.source == b.store.source && same_memory(a.store.view, stored) &&
+         !a.store.accumulate && !b.store.accumulate && a.wide == b.wide && a.exact == b.exact &&
          a.reduction == b.reduction && a.reduce == b.reduce && a.reduced == b.reduced &&
          !a.columns && !b.columns;
 }

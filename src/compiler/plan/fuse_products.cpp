@@ -6,6 +6,7 @@
 #include "compiler/plan/group_rows.h"
 #include "compiler/plan/integers.h"
 #include "compiler/plan/product_pairs.h"
+#include "compiler/plan/views.h"
 #include "compiler/target/target.h"
 
 namespace logitless::ir {
@@ -44,15 +45,10 @@ Gemm without_scratch(Gemm g) {
   return g;
 }
 
-bool same_elements(const View& a, const View& b) {
-  return a.buffer == b.buffer && a.offset == b.offset && a.dtype == b.dtype &&
-         a.strides == b.strides;
-}
-
 // Returns a pick of an element of each row as a sum of the row: an index outside gives 0.
 std::optional<Pointwise> sum_of_pick(const Pick& pick, const Gemm& of) {
   constexpr std::int64_t kMostExact = 1 << 24;  // indices are compared as fp32
-  if (!same_elements(pick.x, of.c) || pick.x.shape != std::vector{of.m, of.n} || pick.axis != 1 ||
+  if (!same_memory(pick.x, of.c) || pick.x.shape != std::vector{of.m, of.n} || pick.axis != 1 ||
       pick.out.shape != std::vector{of.m} || of.n > kMostExact)
     return std::nullopt;
   Pointwise sum;
@@ -358,7 +354,7 @@ class Finder {
 
 const Gemm* product_of(const RowGroup& group, const Pointwise::Leaf& leaf) {
   for (const std::optional<Gemm>* product : {&group.product, &group.other}) {
-    if (*product && is_memory(leaf) && same_elements(leaf.view, (*product)->c)) return &**product;
+    if (*product && is_memory(leaf) && same_memory(leaf.view, (*product)->c)) return &**product;
   }
   return nullptr;
 }

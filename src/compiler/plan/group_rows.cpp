@@ -308,9 +308,8 @@ void drop_stores(Program& program) {
     if (group == nullptr) continue;
     for (RowGroup::Stage& stage : group->stages) {
       const auto b = static_cast<std::size_t>(stage.loop.store.view.buffer);
-      stage.stored = program.buffers[b].place != Place::arena || readers[b] > 0 ||
-                     writers[b] != 1 || stage.loop.store.accumulate ||
-                     kind_of(stage.loop) == StageKind::column_sum;
+      stage.stored = program.buffers[b].place != Place::arena || readers[b] > 0 || writers[b] > 1 ||
+                     stage.loop.store.accumulate || kind_of(stage.loop) == StageKind::column_sum;
     }
   }
 }

@@ -4,18 +4,16 @@
 #include <utility>
 #include <vector>
 
+#include "compiler/plan/views.h"
+
 namespace logitless::ir {
 namespace {
 
 using Leaf = Pointwise::Leaf;
 using Step = Pointwise::Step;
 
-bool same_elements(const View& a, const View& b) {
-  return a.buffer == b.buffer && a.offset == b.offset && a.dtype == b.dtype &&
-         a.strides == b.strides;
-}
 bool reads(const Leaf& leaf, const View& v) {
-  return leaf.kind == Leaf::Kind::memory && same_elements(leaf.view, v);
+  return leaf.kind == Leaf::Kind::memory && same_memory(leaf.view, v);
 }
 bool reads_buffer(const Leaf& leaf, const View& v) {
   return leaf.kind == Leaf::Kind::memory && leaf.view.buffer == v.buffer;
@@ -104,7 +102,7 @@ std::optional<RowGroup> subtracted(RowGroup group, const Gemm& from, const Gemm&
 
 std::optional<RowGroup> beside(const RowGroup& group, const Gemm& other) {
   if (!fit(*group.product, other) || group.product->k != other.k ||
-      !same_elements(group.product->a, other.a))
+      !same_memory(group.product->a, other.a))
     return std::nullopt;
   for (const RowGroup::Stage& stage : group.stages) {
     for (const Leaf& leaf : stage.loop.leaves) {

@@ -34,6 +34,11 @@ bool same_elements(const View& a, const View& b) {
   return true;
 }
 
+bool same_memory(const View& a, const View& b) {
+  return a.buffer == b.buffer && a.offset == b.offset && a.dtype == b.dtype &&
+         a.strides == b.strides;
+}
+
 View transposed(const View& view, const std::vector<int>& dims) {
   View to = view;
   for (std::size_t i = 0; i < dims.size(); ++i) {

@@ -15,6 +15,8 @@ View broadcasted(const View& view, const std::vector<std::int64_t>& shape,
                  const std::vector<int>& dims);
 // Returns whether two views of equal shape have the same elements at all indices.
 bool same_elements(const View& a, const View& b);
+// Returns whether two views have the same buffer, offset, dtype and strides, whatever their shapes.
+bool same_memory(const View& a, const View& b);
 // Returns nothing if strides cannot express the result.
 std::optional<View> reshaped(const View& view, const std::vector<std::int64_t>& shape);
 

@@ -376,7 +376,10 @@ Layout layout_of(const DeviceKernel& kernel, const HeadShape& whole, const HeadF
   gradients.many = out.total;
   if (adds_entries(kernel, tokens, f, sizes)) {  // reuses the memory that only the forward needs,
                                                  // if it fits
-    const auto products = static_cast<std::int64_t>(kernel.gemms_bytes(forward_shape(of_chunk, f)));
+    const std::int64_t products =
+        kernel.gemms_bytes == nullptr
+            ? of_kernel
+            : static_cast<std::int64_t>(kernel.gemms_bytes(forward_shape(of_chunk, f)));
     gradients.many += static_cast<std::size_t>(round_up(products, 256));
     of_kernel = std::max(of_kernel, round_up(products, 256) + many_rows(slots) * shape.dim * 4);
   }

@@ -109,7 +109,7 @@ struct DeviceKernel {
   // Returns why it does not support such a head, or empty.
   std::string (*unsupported)(const ForwardShape& shape);
   std::size_t (*workspace_bytes)(const ForwardShape& shape);
-  // Bytes of kernel_workspace for a chunk and blocks of at most so many vocabulary entries.
+  // Bytes of kernel_workspace for a chunk and blocks of at most its vocabulary; null: all.
   std::size_t (*gemms_bytes)(const ForwardShape& shape);
   // Returns what this process lacks to run it, such as a library, or empty. Null: nothing.
   const std::string& (*missing)();

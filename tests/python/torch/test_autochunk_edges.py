@@ -402,9 +402,9 @@ def test_on_a_gpu_generated_code_takes_any_index(name, monkeypatch):
 
 
 def program_fakes(tensors):
-    from logitless.torch._autochunk.function import _fakes, _layout
+    from logitless.torch._autochunk.arguments import fakes_of, layout_of
 
-    return _fakes([(*_layout(t), t) for t in tensors])
+    return fakes_of([(*layout_of(t), t) for t in tensors])
 
 
 # A product in 16 bits whose parts are read in f32.

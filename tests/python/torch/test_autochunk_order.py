@@ -124,10 +124,6 @@ def convolutions(x, i):
 )
 def test_float64(fn, executor):
     args = random(ROWS, COLUMNS, scale=1.0), whole(COLUMNS, ROWS)
-    if fn is running and executor == "native" and DEVICE != "cpu":
-        with pytest.raises(Unsupported, match="running products of torch.float64 are PyTorch's own on cuda"):
-            autochunk(fn, executor=executor)(*args)
-        return
     check_same(fn, autochunk(fn, executor=executor), args, 1e-12)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from logitless._autochunk.options import Unsupported
 from logitless.torch._autochunk import native
@@ -32,3 +33,25 @@ def check_tensors(tensors: Sequence[torch.Tensor], traced: bool) -> None:
             raise Unsupported(f"autochunk: a {kind} tensor among the arguments; expected dense ones")
         if t.device != tensors[0].device:
             raise ValueError(f"autochunk: expected tensors of one device, got {tensors[0].device} and {t.device}")
+
+
+def layout_of(t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the sizes and strides, as ints where a tracer has symbols."""
+    return tuple(map(int, t.shape)), tuple(map(int, t.stride()))
+
+
+def contiguous_strides(t: torch.Tensor) -> tuple[int, ...]:
+    """Returns the strides of a contiguous tensor of these sizes."""
+    strides, step = [], 1
+    for size in reversed(layout_of(t)[0]):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def fakes_of(tensors: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.Tensor]]) -> list[torch.Tensor]:
+    """Returns fake tensors of these sizes and strides, with the dtype and device of the given ones."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return [
+            torch.empty_strided(shape, strides, dtype=t.dtype, device=t.device) for shape, strides, t in tensors
+        ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
 from logitless import _library as c
 from logitless._autochunk.attention import LARGEST_FAST_DIM
@@ -40,7 +40,7 @@ from logitless._autochunk.text import load
 from logitless._compiler import Program
 from logitless.torch import autograd
 from logitless.torch._autochunk import native, transforms
-from logitless.torch._autochunk.arguments import check_tensors, leaves_of
+from logitless.torch._autochunk.arguments import check_tensors, contiguous_strides, fakes_of, layout_of, leaves_of
 from logitless.torch._autochunk.attention import slow_on_gpu
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.memory import eager_bytes, peak_bytes
@@ -228,7 +228,7 @@ def make_plan(
     """Makes a plan. tensors: fake. needs: whether each needs a gradient. around: the result of ``alone``, the context
     of this call."""
     # A native program reads contiguous copies, so the trace does not depend on strides.
-    samples = _fakes([(_layout(t)[0], _contiguous_strides(t), t) for t in tensors]) if limits.native else tensors
+    samples = fakes_of([(layout_of(t)[0], contiguous_strides(t), t) for t in tensors]) if limits.native else tensors
     traced = trace(function, samples, names, needs, around)
     count = sum(traced.differentiable)
     cotangents = [f"cotangent{i}" for i in range(count)]
@@ -515,7 +515,7 @@ class AutoChunked(ChunkedFunction[P, R]):
             native.check_device(device)
         grad = torch.is_grad_enabled()
         needs = [grad and transforms.requires_grad(t) for t in tensors]
-        layouts = [_layout(t) for t in tensors] if traced else [(t.shape, t.stride()) for t in tensors]
+        layouts = [layout_of(t) for t in tensors] if traced else [(t.shape, t.stride()) for t in tensors]
         key = (
             structure,
             grad,
@@ -560,7 +560,7 @@ class AutoChunked(ChunkedFunction[P, R]):
         named = unique([names[i] for i in places] + short)
         try:
             with alone() as around:
-                fakes = _fakes([(*_layout(t), t) for t in tensors])
+                fakes = fakes_of([(*layout_of(t), t) for t in tensors])
                 plan = plan_for(call, fakes, named, needs, self.limits, self.gradients, around)
             plan.itself = functools.cache(functools.partial(eager_bytes, call, fakes, needs))
             self.missed(plan)
@@ -582,23 +582,3 @@ def outputs_of(plan: Plan, tensors: Sequence[torch.Tensor]):
     made = iter(outputs)
     flat = [next(made) if constant is TENSOR else constant for constant in plan.traced.constants]
     return pytree.tree_unflatten(flat, plan.traced.spec)
-
-
-def _layout(t: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(map(int, t.shape)), tuple(map(int, t.stride()))
-
-
-def _contiguous_strides(t: torch.Tensor) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(_layout(t)[0]):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
-
-
-def _fakes(tensors: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.Tensor]]) -> list[torch.Tensor]:
-    """Returns fake tensors of these sizes and strides, with the dtype and device of the given ones."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return [
-            torch.empty_strided(shape, strides, dtype=t.dtype, device=t.device) for shape, strides, t in tensors
-        ]

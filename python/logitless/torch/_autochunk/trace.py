@@ -200,6 +200,10 @@ def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> t
             f"autochunk: {at}{op} needs the values of a tensor (a shape or a branch depends on them); only shapes are "
             f"known when a function is traced{instead}"
         ) from error
+    except NotImplementedError as error:  # a RuntimeError, too. PyTorch before 2.13 has no generator in a graph
+        if "Generator" not in str(error):
+            raise
+        raise Unsupported(_OWN_GENERATOR) from error
     except RuntimeError as error:
         instead = next((text for name, text in _ADVICE.items() if name in str(error)), None)
         if instead is None:
@@ -207,10 +211,6 @@ def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> t
         raise Unsupported(f"autochunk: {_at(locations)}{instead}") from error
     except MaskRefused as error:
         raise Unsupported(f"autochunk: {_at(locations)}{error}") from error
-    except NotImplementedError as error:  # PyTorch before 2.13 has no generator in a graph
-        if "Generator" not in str(error):
-            raise
-        raise Unsupported(_OWN_GENERATOR) from error
 
 
 @contextlib.contextmanager
