@@ -24,14 +24,17 @@ GEMMs, and prints a table. All are run R times, interleaved, after a warm-up. Pr
 returns (GPU only).
 
 --json writes a line for each loss, which --summary reads. --apart runs each loss in its own process. Earlier runs
-decide which large values of the function are fresh pages, which changes its time by a factor of up to two.
+decide which large values of the function are fresh pages, which changes its time by a factor of up to two. --jobs J
+shares the losses among J processes: all compile theirs, then one after another measures.
 """
 import argparse
+import fcntl
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -152,45 +155,89 @@ def report_of(chunked, given, meter):
     return max((compiled.after, took) for compiled, took in peaks)
 
 
-def measured(args, case, sizes):
-    """Returns {name: measurements} for one loss."""
-    dtype = getattr(torch, args.dtype)
-    given = case.arguments(sizes, args.device, dtype, drawn_on=args.device)
-    meter, found, ready = Meter(args.device), {}, {}
-    for name, function in runs_of(args, case, sizes).items():
-        def step(function=function):
+class Contest:
+    """The contenders of one loss: first prepared, which compiles them, then timed by turns."""
+
+    def __init__(self, args, case, sizes):
+        self.args, self.case, self.sizes = args, case, sizes
+        self.meter, self.found, self.ready = Meter(args.device), {}, {}
+        dtype = getattr(torch, args.dtype)
+        given = case.arguments(sizes, args.device, dtype, drawn_on=args.device)
+        for name, function in runs_of(args, case, sizes).items():
+            self.found[name] = self.prepared(name, function, given)
+        if args.gemms:
+            self.ready[GEMMS] = gemms(args, dtype)
+            first, _ = self.meter.seconds(self.ready[GEMMS])
+            self.found[GEMMS] = {"first_s": first, "peak": 0, "times": [], "cpu_times": []}
+
+    def prepared(self, name, function, given):
+        """Returns the measurements of the first calls; a function that fails has no others."""
+        def step():
             return outputs_and_gradients(function, given)
 
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                first, _ = meter.seconds(step)
-                entry = {"first_s": first, "peak": meter.peak(step), "times": [], "cpu_times": []}
+                first, _ = self.meter.seconds(step)
+                entry = {"first_s": first, "peak": self.meter.peak(step), "times": [], "cpu_times": []}
             if name.startswith("autochunk"):
-                entry["report"] = report_of(function, given, meter)
-                if args.explain:
+                entry["report"] = report_of(function, given, self.meter)
+                if self.args.explain:
                     print(function.explain(), flush=True)
         except torch.OutOfMemoryError:
-            found[name] = {"failed": "out of memory"}
-            continue
+            return {"failed": "out of memory"}
         except Exception as error:  # an unsupported loss is a row of the table
-            found[name] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
-            continue
-        found[name], ready[name] = entry, step
-    if args.gemms:
-        ready[GEMMS] = gemms(args, dtype)
-        first, _ = meter.seconds(ready[GEMMS])
-        found[GEMMS] = {"first_s": first, "peak": 0, "times": [], "cpu_times": []}
-    for _ in range(args.repeat):
-        for name, step in ready.items():
-            seconds, worked = meter.seconds(step)
-            found[name]["times"].append(seconds)
-            found[name]["cpu_times"].append(worked)
-    if args.kernels:
-        for name, step in ready.items():
-            found[name]["kernels"] = kernels_of(step)
-    torch._dynamo.reset()
-    return found
+            return {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        self.ready[name] = step
+        return entry
+
+    def line(self):
+        """Times the contenders by turns, and returns {name: measurements} with the loss's name and size."""
+        for _ in range(self.args.repeat):
+            for name, step in self.ready.items():
+                seconds, worked = self.meter.seconds(step)
+                self.found[name]["times"].append(seconds)
+                self.found[name]["cpu_times"].append(worked)
+        if self.args.kernels:
+            for name, step in self.ready.items():
+                self.found[name]["kernels"] = kernels_of(step)
+        return {"loss": self.case.name, "family": self.case.family, "big": self.case.big_bytes(self.sizes),
+                "found": self.found}
+
+
+def compared(args, chosen, sizes):
+    """Yields the measurements of each loss. Processes of --jobs wait for each other: all compile, then one measures."""
+    if not args.lock:
+        for case in chosen:
+            yield case, Contest(args, case, sizes).line()
+            torch._dynamo.reset()
+        return
+    torch._dynamo.config.recompile_limit = len(chosen) + 8  # losses that one function makes share its code
+    with args.lock.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        contests = [Contest(args, case, sizes) for case in chosen]
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for contest in contests:
+            yield contest.case, contest.line()
+
+
+def gathered(args, chosen):
+    """Runs --jobs or --apart: this program for parts of the losses, whose lines --json gathers."""
+    others = [argument for argument in sys.argv if argument != "--apart"]
+
+    def started(part, *options):  # the last --loss is effective, --jobs 1 ends the division
+        names = [case.name for case in part]
+        return subprocess.Popen([sys.executable, *others, "--jobs", "1", *options, "--loss", *names])
+
+    if args.jobs > 1:
+        with tempfile.NamedTemporaryFile() as lock:
+            running = [started(chosen[job :: args.jobs], "--lock", lock.name) for job in range(args.jobs)]
+            failed = any([process.wait() for process in running])
+    else:
+        failed = any([started([case]).wait() for case in chosen])
+    if failed:
+        raise SystemExit("a process failed: see above")
+    return [json.loads(text) for text in args.json.read_text().splitlines()]
 
 
 def ratio(found, name, clock):
@@ -284,6 +331,8 @@ def main():
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--clock", choices=["times", "cpu_times"], default="times", help="that summaries are of")
     parser.add_argument("--apart", action="store_true", help="each loss in a process of its own")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the losses")
+    parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--summary", type=Path, nargs="+")
     parser.add_argument("--explain", action="store_true", help="print what was done")
@@ -299,20 +348,16 @@ def main():
         lines = [json.loads(text) for path in args.summary for text in path.read_text().splitlines()]
         return summarize(lines, args.clock)
     chosen, sizes = cases(args.loss), Sizes(args.tokens, args.dim, args.vocab)
-    if args.apart:
+    if args.apart or args.jobs > 1:
         if not args.json:
-            raise SystemExit("--apart: expected --json as well, to gather what the processes find")
-        for case in chosen:
-            others = [argument for argument in sys.argv if argument != "--apart"]
-            subprocess.run([sys.executable, *others, "--loss", case.name], check=True)  # the last --loss is effective
-        return summarize([json.loads(text) for text in args.json.read_text().splitlines()], args.clock)
+            raise SystemExit("--apart, --jobs: expected --json as well, to gather what the processes find")
+        return summarize(gathered(args, chosen), args.clock)
     kind = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"{args.tokens} x {args.dim} x {args.vocab}, {args.dtype}, PyTorch {torch.__version__}, {kind}", flush=True)
     lines = []
-    for case in chosen:
-        found = measured(args, case, sizes)
-        show(case, sizes, found)
-        lines.append({"loss": case.name, "family": case.family, "big": case.big_bytes(sizes), "found": found})
+    for case, line in compared(args, chosen, sizes):
+        show(case, sizes, line["found"])
+        lines.append(line)
         if args.json:
             with args.json.open("a") as file:
                 file.write(json.dumps(lines[-1]) + "\n")
