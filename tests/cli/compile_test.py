@@ -146,8 +146,7 @@ class CompileTest(unittest.TestCase):
         self.refused(2, "--time: this ", *model, "--time", "1")
         self.refused(2, "--threads: cannot be given beside --device cuda", *model, "--threads", "2")
         self.refused(2, "--capability: is of --device cuda", *model[:-2], "--capability", "90")
-        self.assertIn("products with epilogues: 24 with bias; 12 with bias, residual; "
-                      "12 with bias, gelu; 12 with gelu gradient\n", text)
+        self.assertIn("products with epilogues:\n  layer0.attn.c_attn and 11 more, 1024 x 2304 x 768: bias\n", text)
         self.assertNotIn("epilogues:", self.good(*model, "--no-epilogues"))
         self.refused(2, "--no-epilogues: is of --device cuda", *model[:-2], "--no-epilogues")
         self.refused(2, "expected cpu or cuda, got 'tpu'", *model[:-1], "tpu")

@@ -30,6 +30,7 @@ _SIZES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "i64": 8, "i8": 1}
 # where a plan within it fits into half of the function's own memory.
 _SHARE, _SMALL, _SLACK, _PATIENCE, _NEAR = 4, 64 << 20, 0.03, 1.2, 1.1
 _ONCE = 1e-3  # extra work of a plan that recomputes nothing, at most
+_SLOWER = 1.02  # predicted times within this factor count as equal
 _MANY = 128  # chunks of a loop beyond which calling its operations takes longer than running them
 
 
@@ -70,6 +71,8 @@ class Compiled:
     externs: list[str] = field(default_factory=list)  # descriptions of operations that the framework runs
     most: int = 0  # the bytes that values may take by default; 0: there is a budget, or no plan is that small
     near: bool = False  # by default: smaller plans take a tenth more time than the fastest of all
+    epilogues: list[dict] = field(default_factory=list)  # products whose kernel computes more, if the library runs it
+    seconds: tuple[float, float] = (0.0, 0.0)  # predicted without loops and with them, if the library runs it
 
     @property
     def of_threads(self) -> int:
@@ -103,6 +106,10 @@ class Compiled:
                 f"  no budget: the least memory within {100 * _SLACK:.0f} % of the fastest plan of at most "
                 f"{format_bytes(self.most)}"
             )
+        if self.seconds[1] > 0.0:
+            plain, chosen = self.seconds
+            longer = f", {chosen / plain:.2f} times as long" if chosen > _SLOWER * plain else ""
+            lines.append(f"  predicted: {1e3 * chosen:.3g} ms{longer}; without loops {1e3 * plain:.3g} ms")
         if self.threads > 1:
             took = format_bytes(self.of_threads)
             lines.append(f"  with what kernels take for {self.threads} threads instead of one: {took}")
@@ -121,6 +128,10 @@ class Compiled:
             lines += [f"    boundary: {self.located(b)}" for b in r["boundaries"]]
         if not self.regions and not self.heads:
             lines.append("  no loops")
+        lines += [
+            f"  {self._place(e['product'])}{e['product']}: the kernel of the product {e['size']} also computes {e['epilogue']}"
+            for e in self.epilogues
+        ]
         lines += [f"  {e}" for e in self.externs]
         lines += [f"  not chunked: {self.located(r)}" for r in self.refusals if self._matters(r, budget)]
         return "\n".join(lines)
@@ -288,6 +299,8 @@ def compile_text(
         report["heads"], chosen.request, locations=locations, most=most, near=near,
         externs=described(chosen.program.text, calls, locations, framework),
     )
+    if function is not None:
+        compiled.epilogues, compiled.seconds = report["epilogues"], (plain.seconds, chosen.seconds)
     if limits.strict:
         _check_strict(compiled, limits)
     return compiled

@@ -13,10 +13,6 @@ namespace logitless::ir {
 // Returns kind, sizes and dtypes: equal for equal instructions, whatever their memory.
 std::string describe(const Instruction& instruction);
 
-// Returns the content of an epilogue of a group with a product: "7 generated steps, 1 stored", or
-// "7 generated steps of two side by side, 1 stored".
-std::string stages_text(const RowGroup& group);
-
 // Returns the floating-point operations of matrix products, of attention (half if causal) and of
 // heads by the GEMMs of their plan. Returns 0 for other instructions and for loops.
 double flops_of(const Instruction& instruction);

@@ -144,21 +144,6 @@ std::string scan_text(const Scan& scan) {
 std::string describe(const Instruction& instruction) {
   return std::visit(Describe(), instruction.what);
 }
-std::string stages_text(const RowGroup& g) {
-  std::size_t steps = 0;
-  int sums = 0, stored = 0;
-  for (const RowGroup::Stage& stage : g.stages) {
-    steps += stage.loop.steps.size();
-    const bool sum = stage.loop.reduction;
-    sums += sum ? 1 : 0;
-    stored += !sum && stage.stored ? 1 : 0;
-  }
-  const std::string_view of = !g.other       ? ""
-                              : g.difference ? " of a difference of two"
-                                             : " of two side by side";
-  return concat(steps, " generated steps", of, sums > 0 ? concat(", ", sums, " sums of rows") : "",
-                stored > 0 ? concat(", ", stored, " stored") : "");
-}
 
 double flops_of(const Instruction& instruction) { return std::visit(Flops(), instruction.what); }
 

@@ -112,14 +112,67 @@ std::string machine(const State& s) {
   return concat("a GPU of compute capability ", capability / 10, ".", capability % 10);
 }
 
-std::vector<std::pair<std::string, std::string>> epilogues(const ir::Program& program) {
-  std::vector<std::pair<std::string, std::string>> list;
+namespace {
+
+const ir::Buffer& buffer_of(const ir::Program& program, const ir::View& view) {
+  return program.buffers[static_cast<std::size_t>(view.buffer)];
+}
+
+std::string size_text(const ir::Gemm& g) { return concat(g.m, " x ", g.n, " x ", g.k); }
+
+// Adds a text to a list with commas, unless the list has it.
+void add_once(std::vector<std::string>& list, std::string text) {
+  if (std::find(list.begin(), list.end(), text) == list.end()) list.push_back(std::move(text));
+}
+
+std::string joined(const std::vector<std::string>& list) {
+  std::string text;
+  for (const std::string& item : list) text += concat(text.empty() ? "" : ", ", item);
+  return text;
+}
+
+// Returns "tanh, mul, exp; row sums of s; stores g".
+std::string stages_text(const ir::Program& program, const ir::RowGroup& group) {
+  std::vector<std::string> functions, parts, stores;
+  std::vector<std::pair<std::string, std::vector<std::string>>> reductions;
+  for (const ir::RowGroup::Stage& stage : group.stages) {
+    for (const ir::Pointwise::Step& step : stage.loop.steps) {
+      if (step.kind == ir::Pointwise::Step::Kind::function)
+        add_once(functions, std::string(ir::info_of(step.function).name));
+    }
+    const std::string& name = buffer_of(program, stage.loop.store.view).name;
+    if (!stage.loop.reduction) {
+      if (stage.stored) add_once(stores, name);
+      continue;
+    }
+    const std::string kind = concat("row ", ir::name_of(stage.loop.reduce), " to ");
+    if (reductions.empty() || reductions.back().first != kind) reductions.push_back({kind, {}});
+    add_once(reductions.back().second, name);
+  }
+  if (!functions.empty()) parts.push_back(joined(functions));
+  for (const auto& [kind, names] : reductions) parts.push_back(kind + joined(names));
+  parts.push_back(stores.empty() ? "stores no element" : "stores " + joined(stores));
+  std::string text;
+  for (const std::string& part : parts) text += concat(text.empty() ? "" : "; ", part);
+  return text;
+}
+
+}  // namespace
+
+std::vector<ProductEpilogue> epilogues(const ir::Program& program) {
+  std::vector<ProductEpilogue> list;
   for (const ir::Instruction& i : program.instructions) {
     const auto* gemm = std::get_if<ir::Gemm>(&i.what);
     if (gemm != nullptr && gemm->epilogue.any())
-      list.emplace_back(i.name, ir::text_of(gemm->epilogue));
+      list.push_back({i.name, size_text(*gemm), ir::text_of(gemm->epilogue)});
     const auto* group = std::get_if<ir::RowGroup>(&i.what);
-    if (group != nullptr && group->product) list.emplace_back(i.name, ir::stages_text(*group));
+    if (group != nullptr && group->product) {
+      std::string name = buffer_of(program, group->product->c).name;
+      if (group->other)
+        name += concat(group->difference ? " minus " : " and ",
+                       buffer_of(program, group->other->c).name);
+      list.push_back({std::move(name), size_text(*group->product), stages_text(program, *group)});
+    }
     if (const auto* loop = std::get_if<ir::LoopRun>(&i.what)) {
       const auto inside = epilogues(*loop->body);
       list.insert(list.end(), inside.begin(), inside.end());

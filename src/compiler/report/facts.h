@@ -56,8 +56,14 @@ std::string what_was_done(const CompiledProgram::State& state);
 // Returns the machine that the program was compiled for.
 std::string machine(const CompiledProgram::State& state);
 
-// Returns (name, epilogue) of matrix products with an epilogue; loops' bodies count once.
-std::vector<std::pair<std::string, std::string>> epilogues(const ir::Program& program);
+// A matrix product, or two that one kernel computes, with an epilogue.
+struct ProductEpilogue {
+  std::string product;   // names of the values: "logits", "gate and up", "student minus teacher"
+  std::string size;      // m x n x k: "4096 x 32768 x 1024"
+  std::string epilogue;  // "bias, residual", or "tanh, mul, exp; row sums of s; stores g"
+};
+// Returns those of a program, loops' bodies once.
+std::vector<ProductEpilogue> epilogues(const ir::Program& program);
 
 // The work of one layer's instructions, grouped by the name up to the first dot; gradients,
 // "d_...", are counted apart. Layers are in the order of their first instruction.

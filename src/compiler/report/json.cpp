@@ -71,8 +71,8 @@ Json heads(const ir::Program& program) {
 
 Json epilogues_json(const ir::Program& program) {
   Json list = Json::array();
-  for (const auto& [name, what] : epilogues(program))
-    list.push_back({{"product", name}, {"epilogue", what}});
+  for (const ProductEpilogue& e : epilogues(program))
+    list.push_back({{"product", e.product}, {"size", e.size}, {"epilogue", e.epilogue}});
   return list;
 }
 

@@ -39,21 +39,29 @@ std::string head_text(const std::string& name, const ir::HeadRun& head) {
                 " passes, workspace ", bytes_text(head.scratch_bytes), "\n");
 }
 
-// Returns "products with epilogues: 24 with bias; 12 with bias, residual".
+// Returns a line for each kind of product with an epilogue: "  h0 and 3 more, 4096 x 768 x 768:
+// bias". Names of one kind differ by digits.
 std::string epilogues_text(const ir::Program& program) {
-  std::vector<std::pair<std::string, int>> counts;
-  for (const auto& [name, what] : epilogues(program)) {
-    const auto seen = std::find_if(counts.begin(), counts.end(),
-                                   [&what = what](const auto& c) { return c.first == what; });
-    if (seen != counts.end())
-      ++seen->second;
-    else
-      counts.emplace_back(what, 1);
+  struct Kind {
+    std::string key;
+    ProductEpilogue first;
+    int count = 0;
+  };
+  std::vector<Kind> kinds;
+  for (ProductEpilogue& e : epilogues(program)) {
+    std::string key = e.epilogue;
+    std::erase_if(key, [](char c) { return '0' <= c && c <= '9'; });
+    key += e.size;
+    auto kind =
+        std::find_if(kinds.begin(), kinds.end(), [&](const Kind& k) { return k.key == key; });
+    if (kind == kinds.end()) kind = kinds.insert(kind, {std::move(key), std::move(e)});
+    ++kind->count;
   }
-  std::string text;
-  for (const auto& [what, count] : counts)
-    text += concat(text.empty() ? "products with epilogues: " : "; ", count, " with ", what);
-  return text.empty() ? text : text + "\n";
+  std::string text = kinds.empty() ? "" : "products with epilogues:\n";
+  for (const auto& [key, e, count] : kinds)
+    text += concat("  ", e.product, count > 1 ? concat(" and ", count - 1, " more") : "", ", ",
+                   e.size, ": ", e.epilogue, "\n");
+  return text;
 }
 
 std::string peak_text(const std::string& name, const Stage& stage) {

@@ -3,14 +3,18 @@ that a report leaves out."""
 
 import re
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from oracle import DEVICE
 
+from logitless import _library as c
 from logitless._autochunk.locations import brief
-from logitless._autochunk.options import Unsupported
+from logitless._autochunk.native import Machine
+from logitless._autochunk.options import Limits, Unsupported
+from logitless._autochunk.plan import compile_text
 from logitless.torch import autochunk
 
 TOKENS, DIM, VOCAB = 256, 16, 2048
@@ -135,3 +139,26 @@ def test_checked_arguments_of_distributions_are_refused_with_the_remedy():
     with pytest.raises(Unsupported, match="validate_args=False"):
         # The default is another one once torch.compile ran.
         autochunk(lambda z: torch.distributions.Categorical(logits=z, validate_args=True).log_prob(target).sum())(z)
+
+
+PRODUCT = """graph forward(%h: bf16[1024, 512], %w: bf16[4096, 512]) {
+  %z = dot %h, %w contract(1; 1) : f32[1024, 4096]
+  %p = sigmoid %z
+  %g = cast %p : bf16[1024, 4096]
+  %s = reduce_sum %p dims(1)
+  return s: %s, g: %g
+}
+"""
+
+
+def test_explanations_name_epilogues_and_times():
+    """A plan for a GPU, which need not be here: what is fused into which product, and the predicted times."""
+    machine = Machine(c.DEVICE_CUDA, 90, threads=0)
+    made = compile_text(PRODUCT, "forward", ["h", "w"], lambda program: (program.text, program.arena_bytes), Limits(0),
+                        machine, function=lambda request: print, locations={"z": "loss.py:3: z = h @ w.T"})
+    text = made.describe(0)
+    assert "  loss.py:3: z = h @ w.T: z: the kernel of the product 1024 x 4096 x 512 also computes sigmoid; row sum to s; stores g" in text
+    before, after = made.seconds
+    assert 1e-6 < after <= before < 1e-3 and re.search(r"  predicted: \S+ ms; without loops \S+ ms\n", text), text
+    slower = replace(made, seconds=(1e-3, 2.5e-3))
+    assert "  predicted: 2.5 ms, 2.50 times as long; without loops 1 ms\n" in slower.describe(0)

@@ -98,8 +98,8 @@ class Case:
         """Returns the bytes of the big value in f32."""
         return 4 * self.numbers(sizes)
 
-    def arguments(self, sizes: Sizes, device="cpu", dtype=torch.float32, drawn_on="cpu") -> list[torch.Tensor]:
-        made = list(self.inputs(Maker(sizes, device, dtype, drawn_on=drawn_on)))
+    def arguments(self, sizes: Sizes, device="cpu", dtype=torch.float32, drawn_on="cpu", seed=0) -> list[torch.Tensor]:
+        made = list(self.inputs(Maker(sizes, device, dtype, seed, drawn_on)))
         return made if self.trains else [t.detach() for t in made]
 
 
