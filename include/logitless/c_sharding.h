@@ -6,8 +6,8 @@
  * order. If one rank's call fails, all fail and name the rank; the next call is possible. Only a
  * struct that cannot be read (a struct_size, a dtype, a rank) fails on one rank alone, and the
  * others time out. Supported by exact and far-field plans and logitless_far_head_step, on the CPU
- * and, for bf16, on Hopper GPUs, with communicators of their memory. Other cases are
- * LOGITLESS_UNSUPPORTED. */
+ * and, for bf16 and f16, on GPUs of compute capability 8.0 or more, with communicators of their
+ * memory. Other cases are LOGITLESS_UNSUPPORTED. */
 #pragma once
 
 #include <stddef.h>

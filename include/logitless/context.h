@@ -13,8 +13,8 @@
 
 namespace logitless {
 
-// cuda: an NVIDIA GPU of compute capability 7.5 or more, in a build with CUDA. Kernels "hopper"
-// (9.0; bf16, dim a multiple of 8) and "cublas" (everything else; it loads libcublas).
+// cuda: an NVIDIA GPU of compute capability 7.5 or more, in a build with CUDA. docs/reference/
+// support.md lists its kernels by dtype and compute capability; "cublas" loads libcublas.
 enum class DeviceKind : std::uint8_t { cpu = 0, cuda = 1 };
 
 // Properties of a device that planning needs. A plain value: plans for a machine can be made on
@@ -50,8 +50,8 @@ struct ContextOptions {
   int threads = 0;
   // Use only this kernel (see kernel_names()). Empty: LOGITLESS_CPU, or else the best one for each
   // problem. Compiled programs take the instruction set of LOGITLESS_CPU for their other kernels.
-  // On a GPU an empty name considers the kernels of LOGITLESS_GPU_KERNELS, "hopper,cublas", in this
-  // order; all if it is unset. Kernels beside the head follow it in the same way.
+  // On a GPU an empty name considers the kernels of LOGITLESS_GPU_KERNELS, such as "sm80,cublas", in
+  // this order; all if it is unset. Kernels beside the head follow it in the same way.
   std::string kernel = {};
   DeviceKind device = DeviceKind::cpu;
   int device_index = 0;  // CUDA index of the GPU; it must be the thread's current one

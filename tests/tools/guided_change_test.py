@@ -16,6 +16,8 @@ SECOND_PAGE = ROOT / "docs/develop/guided_change_logits.md"
 THIRD_PAGE = ROOT / "docs/develop/guided_change_tensor.md"
 # Pages that show all lines of an option: the option, and another that stays in the files that are written.
 WHOLE = {PAGE: ("z_loss", "label_smoothing"), THIRD_PAGE: ("class_weight", "token_weight")}
+# The most files that an option may take, without tests and generated ones.
+MOST_FILES = {PAGE: 6, SECOND_PAGE: 9, THIRD_PAGE: 14}
 GENERATED = {Path("python/logitless/_c_api.py"), Path("python/logitless/torch/loss.pyi")}
 # It holds the last fields of the first version of a struct, not later ones.
 LEAST_SIZES = Path("src/capi/convert.h")
@@ -58,6 +60,12 @@ class GuidedChangeTest(unittest.TestCase):
             with self.subTest(path=path, after=after):
                 self.assertNotEqual(before, after)
                 self.assertTrue(place(lines, after), "these lines do not stand in the file one after the other")
+
+    def test_an_option_is_in_few_files(self):
+        for page, most in MOST_FILES.items():
+            files = {path for path, _, _ in hunks(page.read_text(encoding="utf-8"))} - GENERATED
+            with self.subTest(page=page.name):
+                self.assertLessEqual(len([path for path in files if path.parts[0] != "tests"]), most, sorted(files))
 
     def test_without_the_hunks_nothing_of_the_option_is_left(self):
         sources = self.sources()

@@ -85,10 +85,11 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
             this rank's shard. cut_cross_entropy's ``vocab_parallel_options`` are equivalent.
 
     A DTensor weight may be sharded over the vocabulary (dimension 0). If tokens differ between ranks, it may also be
-    sharded over columns (dimension 1). On the CPU and, in bfloat16, on Hopper GPUs, no rank gathers such a weight or
-    its gradient. With a DTensor hidden, replicated or sharded by tokens over the same ranks, the loss is over all
-    tokens and the same on all ranks. With a plain hidden each rank has its own loss, and the weight gets the mean of
-    the ranks' gradients, as in FSDP. Calls and backwards are collective, and all ranks raise an error of one.
+    sharded over columns (dimension 1). On the CPU and, in 16 bits, on GPUs of compute capability 8.0 or more, no rank
+    gathers such a weight or its gradient. With a DTensor hidden, replicated or sharded by tokens over the same ranks,
+    the loss is over all tokens and the same on all ranks. With a plain hidden each rank has its own loss, and the weight
+    gets the mean of the ranks' gradients, as in FSDP. Calls and backwards are collective, and all ranks raise an error of
+    one.
 
     Returns:
         The loss, float32 (float64 for float64 inputs), or a tuple (loss, lse, accuracy, argmax, target logits) of those
