@@ -50,8 +50,8 @@ struct ContextOptions {
   int threads = 0;
   // Use only this kernel (see kernel_names()). Empty: LOGITLESS_CPU, or else the best one for each
   // problem. Compiled programs take the instruction set of LOGITLESS_CPU for their other kernels.
-  // On a GPU an empty name considers the kernels of LOGITLESS_GPU_KERNELS, such as "sm80,cublas", in
-  // this order; all if it is unset. Kernels beside the head follow it in the same way.
+  // On a GPU an empty name considers the kernels of LOGITLESS_GPU_KERNELS, such as "sm80,cublas",
+  // in this order; all if it is unset. Kernels beside the head follow it in the same way.
   std::string kernel = {};
   DeviceKind device = DeviceKind::cpu;
   int device_index = 0;  // CUDA index of the GPU; it must be the thread's current one

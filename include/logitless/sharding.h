@@ -41,8 +41,8 @@ enum class ExchangeMode : std::uint8_t {
 // [vocab] are full and the same on all ranks. The weights are then gathered to each rank's own
 // tokens, whose hidden has all columns: tokens is true, and there is no far field.
 //
-// Exact plans and, for rows, far-field plans support it on the CPU and, for bf16 and f16, on GPUs of
-// compute capability 8.0 or more. Others throw Unsupported on every rank.
+// Exact plans and, for rows, far-field plans support it on the CPU and, for bf16 and f16, on GPUs
+// of compute capability 8.0 or more. Others throw Unsupported on every rank.
 //
 // On a GPU the communicators move its memory on the context's stream. One exchange between the
 // hosts (all_gather_host) precedes each call, so that all ranks throw an argument error of one. A

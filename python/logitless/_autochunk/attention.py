@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from logitless._autochunk.lower import Value, Writer
-from logitless._autochunk.parse import Graph, Node, Type
+from logitless._autochunk.parse import Graph, Node
 
 LARGEST_DIM = 256  # the largest head dimension that the kernels of every device support
 LARGEST_FAST_DIM = 128  # of the GPU kernels that use tensor cores, in 16 bits
@@ -92,41 +92,11 @@ class Attention:
 
 
 def without_statistics(graph: Graph) -> Graph:
-    """Returns the graph with the types of attention results, and with fewer log-sum-exps. A log-sum-exp stays only
-    where its reader is an adjacent gradient of the same operands. That attention is marked `paired`: its second result
-    stands for everything that the gradient reads. Other gradients recompute what they need."""
-    _typed(graph.nodes, dict(graph.parameters))
+    """Returns the graph with fewer log-sum-exps of attention. A log-sum-exp stays only where its reader is an adjacent
+    gradient of the same operands. That attention is marked `paired`: its second result stands for everything that the
+    gradient reads. Other gradients recompute what they need."""
     _unpaired(graph.nodes, set())
     return graph
-
-
-def _typed(nodes: list[Node], types: dict[str, Type]) -> None:
-    for node in nodes:
-        if node.op == "attention":
-            node.types = [types[node.operands[0]], None]
-        elif node.op == "attention_grad":
-            node.types = [types[v] for v in node.operands[:3]]
-        elif node.loop is not None:
-            _typed_loop(node, types)
-        types.update(zip(node.results, node.types or [node.type] * len(node.results)))
-
-
-def _typed_loop(node: Node, types: dict[str, Type]) -> None:
-    loop, inner = node.loop, {}
-    for slot in loop.inputs:
-        type_ = types[slot.outer]
-        if slot.kind == "slice" and type_ is not None:
-            size = loop.symbol if slot.factor == 1 else f"{slot.factor} * {loop.symbol}"
-            type_ = Type(type_.dtype, tuple(size if d == slot.axis else s for d, s in enumerate(type_.shape)))
-        inner[slot.name] = type_
-    _typed(loop.body, inner)
-    node.types = []
-    for slot in loop.outputs:
-        type_ = inner.get(slot.name)
-        if slot.kind == "stack" and type_ is not None:
-            size = str(loop.extent * slot.factor)
-            type_ = Type(type_.dtype, tuple(size if d == slot.axis else s for d, s in enumerate(type_.shape)))
-        node.types.append(type_)
 
 
 def _unpaired(nodes: list[Node], gone: set[str]) -> set[str]:

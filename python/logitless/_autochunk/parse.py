@@ -94,7 +94,7 @@ def _of_sort(node: Node, operand: Type, dtypes: Dtypes) -> list[Type]:
     return [Type(operand.dtype, shape), Type(dtypes.i64, shape)]
 
 
-def _entering(slot: Slot, symbol: str, known: dict[str, Type]) -> Type | None:
+def entering(slot: Slot, symbol: str, known: dict[str, Type]) -> Type | None:
     """Returns the type of a loop's input in the body."""
     type_ = known.get(slot.outer)
     if slot.kind == "whole" or type_ is None:
@@ -124,29 +124,29 @@ def _statements(lines, dtypes: Dtypes, known: dict[str, Type | None]) -> tuple[l
         if op == "loop":
             symbol, extent, chunk, inputs = _LOOP.fullmatch(rest).groups()
             first = re.match(r"%([\w.]+)", inputs).group(1)
-            entering = [Slot(n, k, o, int(a or 0), int(f or 1)) for n, k, o, a, f in _INPUT.findall(inputs)]
-            inner = {slot.name: _entering(slot, symbol, known) for slot in entering}
+            slots = [Slot(n, k, o, int(a or 0), int(f or 1)) for n, k, o, a, f in _INPUT.findall(inputs)]
+            inner = {slot.name: entering(slot, symbol, known) for slot in slots}
             inner[first] = Type(dtypes.i64, ())
             body, last = _statements(lines, dtypes, inner)
             leaving = [
                 Slot(v, k, outer, int(a or 0), int(f or 1))
                 for (k, v, a, f), outer in zip(_OUTPUT.findall(last), node.results)
             ]
-            node.loop = Loop(symbol, int(extent), int(chunk), first, entering, leaving, body)
-            node.operands = [slot.outer for slot in entering]
-            known.update((slot.outer, _leaving(slot, node.loop, inner)) for slot in leaving)
+            node.loop = Loop(symbol, int(extent), int(chunk), first, slots, leaving, body)
+            node.operands = [slot.outer for slot in slots]
+            node.types = [_leaving(slot, node.loop, inner) for slot in leaving]
         else:
             if " : " in rest:
                 rest, type_ = rest.rsplit(" : ", 1)
                 node.type = parse_type(type_, dtypes)
             node.attributes = dict(re.findall(r"(\w+)\(([^)]*)\)", rest))
             node.operands = re.findall(r"%([\w.]+)", rest)
-            if node.type is not None:
-                known[node.results[0]] = node.type
-            elif node.op == "sort":
+            if node.op == "sort":
                 node.types = _of_sort(node, known[node.operands[0]], dtypes)
-                known.update(zip(node.results, node.types))
-            elif node.op.startswith("attention"):  # results have the types of the first operands
-                known.update(zip(node.results, map(known.get, node.operands[: 1 if node.op == "attention" else 3])))
+            elif node.op == "attention":
+                node.types = [known[node.operands[0]], None]
+            elif node.op == "attention_grad":
+                node.types = [known[v] for v in node.operands[:3]]
+        known.update(zip(node.results, node.types or [node.type]))
         nodes.append(node)
     raise ValueError("the program has no return")

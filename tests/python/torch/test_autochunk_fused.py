@@ -237,3 +237,21 @@ def test_a_cut_vocabulary_is_counted_and_reduced_in_its_memory():
     text = chunked.source()
     assert ", 700 in " in chunked.explain() and "2 phases" in chunked.explain()
     assert "_put_(" in text and " == " not in text and ".logsumexp(" not in text and "_softmax_(" in text, text
+
+
+def test_a_put_by_indices_of_another_loop():
+    """The gradient of a matrix by loops along its rows reads indices that an earlier loop made: the best wrong class."""
+    def hinge(hidden, weight, target):
+        scores = hidden @ weight.T
+        right = scores.gather(1, target[:, None]).squeeze(1)
+        wrong = scores.scatter(1, target[:, None], float("-inf"))
+        return F.relu(1.0 + wrong.max(dim=1).values - right).mean()
+
+    hidden, weight = (torch.randn(n, 64, dtype=torch.bfloat16, requires_grad=True) for n in (512, 4096))
+    target = torch.randint(0, 4096, (512,))
+    wanted = torch.autograd.grad(hinge(hidden, weight, target), (hidden, weight))
+    chunked = autochunk(hinge)
+    found = torch.autograd.grad(chunked(hidden, weight, target), (hidden, weight))
+    assert len(chunked.last.forward.regions) == 2, chunked.explain()
+    for a, e in zip(found, wanted, strict=True):
+        assert (a - e).abs().max() <= 2**-6 * e.abs().max()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from logitless._autochunk.parse import Graph, Node, Type
+from logitless._autochunk.parse import Graph, Node, Type, entering
 
 
 def fused(graph: Graph) -> Graph:
@@ -29,7 +29,7 @@ class _Fusion:
         self.nodes = nodes
         self.first = first  # the index of the chunk's first element
         self.makers = {r: n for n in nodes for r in n.results}
-        self.types = {**types, **{n.results[0]: n.type for n in nodes if n.type is not None}}
+        self.types = {**types, **{r: t for n in nodes for r, t in zip(n.results, n.types or [n.type]) if t is not None}}
         self.readers: dict[str, list[Node]] = {}
         self.ends = set(ends)
         for node in nodes:
@@ -40,7 +40,7 @@ class _Fusion:
         for node in list(self.nodes):
             if node.loop is not None:
                 loop = node.loop
-                known = {slot.name: self.types.get(slot.outer) for slot in loop.inputs}
+                known = {slot.name: entering(slot, loop.symbol, self.types) for slot in loop.inputs}
                 ends = [slot.name for slot in loop.outputs]
                 loop.body = _Fusion(loop.body, known, ends, loop.first).run()
             elif node.op == "reduce_lse":
