@@ -5,9 +5,9 @@
  * and calls are then collective: every rank of `vocab_group` makes the same calls in the same
  * order. If one rank's call fails, all fail and name the rank; the next call is possible. Only a
  * struct that cannot be read (a struct_size, a dtype, a rank) fails on one rank alone, and the
- * others time out. Supported by exact and far-field plans and logitless_far_head_step, on the CPU
- * and, for bf16 and f16, on GPUs of compute capability 8.0 or more, with communicators of their
- * memory. Other cases are LOGITLESS_UNSUPPORTED. */
+ * others time out. Exact and far-field plans and logitless_far_head_step support it, with
+ * communicators of the device's memory: on the CPU, and for bf16 and f16 on GPUs of compute
+ * capability 8.0 or more. Other cases are LOGITLESS_UNSUPPORTED. */
 #pragma once
 
 #include <stddef.h>

@@ -120,8 +120,8 @@ class Spread(NamedTuple):
 def spread_of(a: Arguments) -> Spread:
     """Returns how ranks share a call, from its arguments before their checks.
 
-    A DTensor weight whose vocabulary is sharded over one mesh dimension is not gathered on the CPU and, in 16 bits, on
-    GPUs of compute capability 8.0 or more. The same holds for one with sharded columns if each rank has its own tokens. Any other is gathered.
+    A DTensor weight whose vocabulary is sharded over one mesh dimension is not gathered on the CPU. Nor is it in 16
+    bits on GPUs of compute capability 8.0 or more. The same holds for one with sharded columns if each rank has its own tokens. Any other is gathered.
     """
     if a.sharding is not None:
         name = getattr(getattr(a.sharding, "group", None), "group_name", "")

@@ -1,5 +1,5 @@
-"""The battery in bf16 on a GPU, by each executor: 16-bit products, generated epilogues and groups of rows, against the
-function in float32 of the same rounded inputs, whose own error is a thousandth of bf16's.
+"""The battery in bf16 on a GPU, by each executor: 16-bit products, generated epilogues and groups of rows. They are
+compared with the function in float32 of the same rounded inputs, whose own error is a thousandth of bf16's.
 
 LOGITLESS_TEST_ALL=1 runs it on a CPU, too.
 """
