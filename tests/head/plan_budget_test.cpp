@@ -275,6 +275,55 @@ TEST(PlanBudget, OtherKernelsPlanAFarFieldOverRanks) {
   EXPECT_LE(plan.workspace_bytes(), request.memory_budget);
 }
 
+// Each kind is planned for the first kernel that has it: Hopper's of f16 has no far field.
+TEST(PlanBudget, TheFarFieldMayTakeAnotherKernelThanExactPlans) {
+  const HeadShape shape{8192, 4096, 131072, DType::f16};
+  const auto seconds_of = [](const LossPlan& plan, PlanKind kind) {
+    for (const PlanCandidate& c : plan.candidates)
+      if (c.kind == kind) return c.predicted_seconds;
+    return 0.0;
+  };
+  PlanRequest request = on_gpu(90, 4_GiB);
+  const LossPlan exact = plan_head(shape, gradients(), request);
+  EXPECT_EQ(exact.kernel, "hopper_f16");
+  for (const Accuracy accuracy : {Accuracy::far_backward, Accuracy::far_both}) {
+    request.accuracy = accuracy;
+    const LossPlan plan = plan_head(shape, gradients(), request);
+    SCOPED_TRACE(plan.explain());
+    EXPECT_EQ(plan.kind,
+              accuracy == Accuracy::far_both ? PlanKind::far_both : PlanKind::far_backward);
+    EXPECT_EQ(plan.kernel, "sm80");
+    EXPECT_NE(plan.kernel_reasons.find("hopper_f16: does not have the far field\n"),
+              std::string::npos);
+    // Exact plans stay candidates of their own kernel; those of sm80 take 1.2 times as long.
+    EXPECT_LE(seconds_of(plan, PlanKind::dense), seconds_of(exact, PlanKind::dense));
+    request.audit_rows = 100;
+    const LossPlan audited = plan_head(shape, gradients(), request);
+    ASSERT_NE(audited.audit, nullptr);
+    EXPECT_EQ(audited.audit->kernel, "sm80");
+    request.audit_rows = 0;
+  }
+  // An exact plan stays with the kernel of exact plans.
+  const LossPlan small = plan_head({8192, 4096, 8192, DType::f16}, gradients(), request);
+  EXPECT_EQ(small.kind, PlanKind::dense);
+  EXPECT_EQ(small.kernel, "hopper_f16");
+  EXPECT_EQ(small.kernel_reasons.find("far field"), std::string::npos);
+  request.accuracy = Accuracy::exact;
+  request.kind = PlanKind::far_backward;
+  EXPECT_EQ(plan_head(shape, gradients(), request).kernel, "sm80");
+  for (const auto& [kernel, reason] :
+       {std::pair{"hopper_f16", "kernel hopper_f16 does not have it"},
+        std::pair{"cublas", "kernel cublas does not have it"}}) {
+    request.device.kernel = kernel;
+    try {
+      plan_head(shape, gradients(), request);
+      FAIL() << kernel;
+    } catch (const Unsupported& error) {
+      EXPECT_NE(std::string(error.what()).find(reason), std::string::npos) << error.what();
+    }
+  }
+}
+
 // The far field takes its fastest sizes below the same ceiling: it selects fewer tiles with larger
 // chunks, which predictions do not model.
 TEST(PlanBudget, OfAFarFieldHasTheSameCeiling) {

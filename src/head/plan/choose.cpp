@@ -61,18 +61,7 @@ class PlanBuilder {
       plan_.tau = request_.tau != 0.0f ? request_.tau : kDefaultTau;
       plan_.sample_every = request_.sample_every;
     }
-    search_ = make_search({.shape = shape_,
-                           .features = features_,
-                           .stored_fraction = request_.stored_fraction,
-                           .tau = plan_.tau,
-                           .sample_every = plan_.sample_every,
-                           .audited = audited(),
-                           .expected_ignored = request_.expected_ignored,
-                           .interleaved = interleaved(),
-                           .one_chunk = one_chunk_,
-                           .weight_apart = weight_apart_,
-                           .any_size = any_size_},
-                          request_.device, plan_);
+    make_searches();
     std::vector<PlanKind> kinds = {PlanKind::forward, PlanKind::dense, PlanKind::stored,
                                    PlanKind::recompute};
     if (one_chunk_) kinds = {PlanKind::dense};
@@ -84,7 +73,7 @@ class PlanBuilder {
     }
     if (far && audited() > 0 && features_.d_hidden) {
       plan_.audit = plan_audit();
-      search_->reserve_audit(plan_.audit->workspace_bytes());
+      far_search().search->reserve_audit(plan_.audit->workspace_bytes());
     }
     choose(size_all(kinds));
     if (says_contents() && plan_.workspace_bytes() > plan_.logits_bytes())
@@ -93,6 +82,30 @@ class PlanBuilder {
   }
 
  private:
+  // The first kernel of a GPU that takes the head may lack the far field, which another has.
+  void make_searches() {
+    PlanProblem problem = {.shape = shape_,
+                           .features = features_,
+                           .stored_fraction = request_.stored_fraction,
+                           .tau = plan_.tau,
+                           .sample_every = plan_.sample_every,
+                           .audited = audited(),
+                           .expected_ignored = request_.expected_ignored,
+                           .interleaved = interleaved(),
+                           .one_chunk = one_chunk_,
+                           .weight_apart = weight_apart_,
+                           .any_size = any_size_};
+    exact_ = make_search(problem, request_.device);
+    if (!allows_far(request_) || request_.device.kind == DeviceKind::cpu) return;
+    problem.far = true;
+    KernelSearch far = make_search(problem, request_.device);
+    if (far.kernel != exact_.kernel) far_ = std::move(far);
+  }
+  const KernelSearch& far_search() const { return far_.search != nullptr ? far_ : exact_; }
+  const KernelSearch& search_of(PlanKind kind) const {
+    return is_far(kind) ? far_search() : exact_;
+  }
+
   // Adds and sizes the candidates.
   std::vector<SizedPlan> size_all(const std::vector<PlanKind>& kinds) {
     std::vector<SizedPlan> sized;
@@ -110,17 +123,18 @@ class PlanBuilder {
   SizedPlan size(PlanCandidate& candidate, const std::vector<SizedPlan>& before) const {
     const std::size_t budget = request_.memory_budget;
     const PlanKind kind = candidate.kind;
-    SizedPlan best = search_->best(kind, budget);
+    const PlanSearch& search = *search_of(kind).search;
+    SizedPlan best = search.best(kind, budget);
     // A stored plan that saves all of exp(z) is the dense plan, which has been sized before.
     const bool is_dense = kind == PlanKind::stored && !request_.kind.has_value() &&
-                          best.bytes <= budget && search_->stores_all(best.sizes) &&
+                          best.bytes <= budget && search.stores_all(best.sizes) &&
                           plan_.candidates.back().possible;
     if (is_dense) best = before.back();
     candidate.possible = best.bytes <= budget && !is_dense;
     candidate.workspace_bytes = best.bytes;
-    candidate.passes = search_->passes(kind, best.sizes);
-    candidate.predicted_seconds = search_->seconds(kind, best.sizes);
-    candidate.keeps = search_->contents(kind, best);
+    candidate.passes = search.passes(kind, best.sizes);
+    candidate.predicted_seconds = search.seconds(kind, best.sizes);
+    candidate.keeps = search.contents(kind, best);
     if (is_dense) {
       candidate.reason = "all of exp(z) fits: that is dense";
     } else if (!candidate.possible) {
@@ -137,13 +151,13 @@ class PlanBuilder {
     if (!gradients) return "no gradient is wanted";
     if (is_far(kind)) {
       for (const std::string& reason :
-           {search_->refusal(kind), std::string(far_unsuited(kind, features_))}) {
+           {far_search().search->refusal(kind), std::string(far_unsuited(kind, features_))}) {
         if (!reason.empty()) return reason;
       }
       return little_to_gain(kind);
     }
     if (kind == PlanKind::recompute) return {};
-    const std::string reason = search_->refusal(kind);
+    const std::string reason = exact_.search->refusal(kind);
     if (!reason.empty()) return reason;
     if (features_.softcap != 0.0f && features_.label_smoothing)
       return "label smoothing under a softcap needs the logits again";
@@ -164,7 +178,7 @@ class PlanBuilder {
   // Returns the share of a 16-bit d_weight's fp32 sums in the size of a kind, and the size with an
   // fp32 d_weight. Empty if there are no such sums.
   std::string because_of_sums(PlanKind kind, const PlanSizes& sizes) const {
-    const std::size_t sums = search_->weight_sums(kind, sizes);
+    const std::size_t sums = search_of(kind).search->weight_sums(kind, sizes);
     if (sums == 0 || sizes.weight_vocab > 0) return {};
     return concat(", ", format_bytes(sums), " of it what ", name_of(features_.d_weight_dtype),
                   " leaves of the sums of d_weight over several chunks (",
@@ -183,8 +197,8 @@ class PlanBuilder {
     request.memory_budget = 1;
     request.kind = kind;
     request.device = request_.device;
-    request.device.threads = plan_.threads;
-    request.device.kernel = plan_.kernel;
+    request.device.threads = search_of(kind).threads;
+    request.device.kernel = search_of(kind).kernel;
     return PlanBuilder(shape_, features, request)
         .or_least()
         .with_weight_together()
@@ -215,8 +229,8 @@ class PlanBuilder {
     features.accumulate = false;
     PlanRequest request;
     request.device = request_.device;
-    request.device.kernel = plan_.kernel;
-    request.memory_budget = search_->audit_budget();
+    request.device.kernel = far_search().kernel;
+    request.memory_budget = far_search().search->audit_budget();
     request.kind = PlanKind::recompute;
     return std::make_shared<const LossPlan>(
         PlanBuilder(shape, features, request).or_least().with_weight_together().build());
@@ -246,6 +260,9 @@ class PlanBuilder {
     winner.reason = "chosen";
     const PlanSizes& sizes = sized[static_cast<std::size_t>(chosen)].sizes;
     plan_.kind = winner.kind;
+    plan_.kernel = search_of(winner.kind).kernel;
+    plan_.kernel_reasons = search_of(winner.kind).kernel_reasons;
+    plan_.threads = search_of(winner.kind).threads;
     plan_.chunk_tokens = sizes.chunk_tokens;
     plan_.block_vocab = sizes.block_vocab;
     plan_.stored_vocab = sizes.stored_vocab;
@@ -270,22 +287,25 @@ class PlanBuilder {
     const std::size_t logits = plan_.logits_bytes();
     const PlanCandidate* found = nullptr;
     SizedPlan least;
+    double least_seconds = 0.0;
     for (const PlanCandidate& c : plan_.candidates) {
       if (c.workspace_bytes == 0 || (request_.kind.has_value() && c.kind != *request_.kind))
         continue;
-      const SizedPlan sized = search_->best(c.kind, logits);
+      const PlanSearch& search = *search_of(c.kind).search;
+      const SizedPlan sized = search.best(c.kind, logits);
       if (sized.bytes > logits) continue;
-      if (found == nullptr ||
-          search_->seconds(c.kind, sized.sizes) < search_->seconds(found->kind, least.sizes)) {
+      const double seconds = search.seconds(c.kind, sized.sizes);
+      if (found == nullptr || seconds < least_seconds) {
         found = &c;
         least = sized;
+        least_seconds = seconds;
       }
     }
     if (found == nullptr)
       return concat("the fp32 logits would be less: any ",
                     request_.kind.has_value() ? concat(name_of(*request_.kind), " ") : "",
                     "plan of this head holds more");
-    const double times = search_->seconds(found->kind, least.sizes) / plan_.predicted_seconds;
+    const double times = least_seconds / plan_.predicted_seconds;
     char text[32];
     std::snprintf(text, sizeof(text), "%.2f", times);
     return concat("the fp32 logits would be less; with a memory_budget below them ",
@@ -337,7 +357,8 @@ class PlanBuilder {
   bool weight_apart_ = true;
   bool any_size_ = false;
   LossPlan plan_;
-  std::unique_ptr<PlanSearch> search_;
+  KernelSearch exact_;
+  KernelSearch far_;  // with a kernel of its own; else exact_ serves the far field too
 };
 
 // Scales a plan for one thread to `threads`.

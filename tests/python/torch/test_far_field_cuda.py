@@ -18,8 +18,8 @@ QUICK = dict(error=0.05, audit_every=3, refresh_every=3, refresh_delay=2, sample
 STEPS = 8
 
 
-def problem():
-    """Returns hidden [N, D], weight [V, D], target [N] in bf16: shuffled clusters of similar vocabulary entries, and
+def problem(dtype=torch.bfloat16):
+    """Returns hidden [N, D], weight [V, D], target [N]: shuffled clusters of similar vocabulary entries, and
     tokens of four topics."""
     g = torch.Generator("cuda").manual_seed(0)
     normal = lambda *shape: torch.randn(shape, generator=g, device="cuda")  # noqa: E731
@@ -27,7 +27,7 @@ def problem():
     weight = unit * (normal(V // 128, D).repeat_interleave(128, 0) + 0.02 * normal(V, D))
     weight = weight[torch.randperm(V, generator=g, device="cuda")]
     hidden = 1.2 * normal(4, D).repeat_interleave(N // 4, 0) + 0.1 * normal(N, D)
-    return hidden.bfloat16(), weight.bfloat16(), torch.randint(V, (N,), generator=g, device="cuda")
+    return hidden.to(dtype), weight.to(dtype), torch.randint(V, (N,), generator=g, device="cuda")
 
 
 HIDDEN, WEIGHT, TARGET = problem()
@@ -37,13 +37,15 @@ def run(head, steps=STEPS, start=(HIDDEN, WEIGHT)):
     return far_runs.run(lambda hidden, weight: head(hidden, weight, TARGET), steps, start)
 
 
-def test_a_run_is_near_and_repeats():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_run_is_near_and_repeats(dtype):
     head = FarFieldHead(**QUICK)
-    results, (hidden, weight) = run(head)
+    start = problem(dtype)[:2]
+    results, (hidden, weight) = run(head, start=start)
     report = head.report
     assert report.far and report.steps == STEPS and report.audits > 0 and report.last_error < 0.05
     assert head.statistics().passes > 0 and 0 < report.mean_selected < 0.7
-    assert same(run(FarFieldHead(**QUICK))[0], results)
+    assert same(run(FarFieldHead(**QUICK), start=start)[0], results)
     hidden.requires_grad_(), weight.requires_grad_()
     found = torch.autograd.grad(head(hidden, weight, TARGET), (hidden, weight))
     exact = torch.autograd.grad(linear_cross_entropy(hidden, weight, TARGET), (hidden, weight))

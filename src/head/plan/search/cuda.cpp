@@ -30,6 +30,12 @@ std::string refusal_of(const cuda::DeviceKernel& kernel, const PlanProblem& prob
   return kernel.unsupported(cuda::forward_shape(problem.shape, problem.features));
 }
 
+// Returns why a kernel that takes the head has no far field for it, or empty.
+std::string far_refusal_of(const cuda::DeviceKernel& kernel, const PlanProblem& problem) {
+  if (kernel.far == nullptr) return "does not have the far field";
+  return kernel.far->head_unsupported(cuda::forward_shape(problem.shape, problem.features));
+}
+
 }  // namespace
 
 const cuda::DeviceKernel& choose_device_kernel(const PlanProblem& problem,
@@ -40,12 +46,21 @@ const cuda::DeviceKernel& choose_device_kernel(const PlanProblem& problem,
       if (!reason.empty()) *reasons += concat(kernel.name, ": ", reason, "\n");
     }
   }
+  const cuda::DeviceKernel* exact = nullptr;  // the first that takes the head
+  std::size_t exact_reasons = 0;
   for (const cuda::DeviceKernel* kernel : cuda::wanted_gpu_kernels(device.kernel)) {
-    const std::string reason = refusal_of(*kernel, problem, device.compute_capability);
+    std::string reason = refusal_of(*kernel, problem, device.compute_capability);
+    if (reason.empty() && exact == nullptr) {
+      exact = kernel;
+      exact_reasons = reasons->size();
+    }
+    if (reason.empty() && problem.far) reason = far_refusal_of(*kernel, problem);
     if (reason.empty()) return *kernel;
     *reasons += concat(kernel->name, ": ", reason, "\n");
   }
-  throw Unsupported(concat("no kernel takes this head:\n", *reasons));
+  if (exact == nullptr) throw Unsupported(concat("no kernel takes this head:\n", *reasons));
+  reasons->resize(exact_reasons);
+  return *exact;
 }
 
 bool supports_vocab_parallel(const DeviceLimits& device, DType dtype, std::int64_t dim) {

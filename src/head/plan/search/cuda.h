@@ -7,7 +7,8 @@
 
 namespace logitless {
 
-// Returns the kernel that the limits name, or the first that takes the head on such a GPU.
+// Returns the kernel that the limits name, or the first that takes the head on such a GPU. For the
+// far field it is the first that has it, and only if none has it the first that takes the head.
 // `reasons` gets a line for each kernel that declined. Throws Unsupported if none takes it.
 const cuda::DeviceKernel& choose_device_kernel(const PlanProblem& problem,
                                                const DeviceLimits& device, std::string* reasons);

@@ -7,23 +7,29 @@
 
 namespace logitless {
 
-std::unique_ptr<PlanSearch> make_search(const PlanProblem& problem, const DeviceLimits& device,
-                                        LossPlan& plan) {
+KernelSearch make_search(const PlanProblem& problem, const DeviceLimits& device) {
+  KernelSearch made;
+  const bool gathered = problem.features.gathered_rows > 0;
   if (device.kind == DeviceKind::cuda) {
-    const cuda::DeviceKernel& kernel = choose_device_kernel(problem, device, &plan.kernel_reasons);
-    plan.kernel = kernel.name;
-    plan.threads = 0;
-    if (problem.features.gathered_rows > 0)
-      return std::make_unique<GatheredCudaSearch>(problem, kernel, device);
-    return std::make_unique<CudaSearch>(problem, kernel, device);
+    const cuda::DeviceKernel& kernel = choose_device_kernel(problem, device, &made.kernel_reasons);
+    made.kernel = kernel.name;
+    if (gathered) {
+      made.search = std::make_unique<GatheredCudaSearch>(problem, kernel, device);
+    } else {
+      made.search = std::make_unique<CudaSearch>(problem, kernel, device);
+    }
+    return made;
   }
   const HeadKernel& kernel =
-      choose_head_kernel(device.kernel, problem.shape, problem.features, &plan.kernel_reasons);
-  plan.kernel = kernel.name;
-  plan.threads = device.threads > 0 ? device.threads : default_threads();
-  if (problem.features.gathered_rows > 0)
-    return std::make_unique<GatheredCpuSearch>(problem, kernel, plan.threads);
-  return std::make_unique<CpuSearch>(problem, kernel, plan.threads);
+      choose_head_kernel(device.kernel, problem.shape, problem.features, &made.kernel_reasons);
+  made.kernel = kernel.name;
+  made.threads = device.threads > 0 ? device.threads : default_threads();
+  if (gathered) {
+    made.search = std::make_unique<GatheredCpuSearch>(problem, kernel, made.threads);
+  } else {
+    made.search = std::make_unique<CpuSearch>(problem, kernel, made.threads);
+  }
+  return made;
 }
 
 }  // namespace logitless

@@ -34,6 +34,7 @@ struct PlanProblem {
   // d_weight may be computed separately, with one more GEMM.
   bool weight_apart = false;
   bool any_size = false;  // take the fastest sizes, even if smaller ones are about as fast
+  bool far = false;       // a GPU kernel with the far field, where one takes the head
 };
 
 class PlanSearch {
@@ -70,10 +71,16 @@ class PlanSearch {
   std::size_t audit_bytes_ = 0;
 };
 
-// Makes the search for the device of the request. Sets kernel, kernel_reasons and threads of
-// `plan`. Throws Unsupported if no kernel takes the head.
-std::unique_ptr<PlanSearch> make_search(const PlanProblem& problem, const DeviceLimits& device,
-                                        LossPlan& plan);
+// A search and the kernel that it is for, as in LossPlan.
+struct KernelSearch {
+  std::unique_ptr<PlanSearch> search;
+  std::string kernel;
+  std::string kernel_reasons;
+  int threads = 0;
+};
+
+// Makes the search for the device of the request. Throws Unsupported if no kernel takes the head.
+KernelSearch make_search(const PlanProblem& problem, const DeviceLimits& device);
 
 // Keeps the fastest of the sizes that fit into a budget, or the smallest if none fits.
 class BestSize {

@@ -216,7 +216,7 @@ constexpr DeviceKernel kHopper = {.name = "hopper",
                                   .gradient_gemms = kLaunch<hopper_gradient_gemms>,
                                   .stored = &kHopperStored};
 
-// The far field gathers and scatters bf16.
+// Far-field plans of f16 take sm80.
 constexpr DeviceKernel hopper_f16() {
   DeviceKernel kernel = kHopper;
   kernel.name = "hopper_f16";
