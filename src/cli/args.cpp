@@ -203,6 +203,13 @@ void parse_plan(const std::string& text, PlanArgs& args) {
                   text));
 }
 
+Precision parse_precision(const std::string& text) {
+  for (const Precision known : {Precision::ieee, Precision::tf32, Precision::bf16x3}) {
+    if (text == name_of(known)) return known;
+  }
+  throw UsageError(fmt::format("expected ieee, tf32 or bf16x3, got '{}'", text));
+}
+
 DType parse_head_dtype(const std::string& text) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     if (text == name_of(dtype)) return dtype;

@@ -160,6 +160,7 @@ Json to_json(const LossPlan& plan, const LossCommand& args, const LossResult& r)
                  {"dim", plan.shape.dim},
                  {"vocab", plan.shape.vocab},
                  {"dtype", name_of(plan.shape.dtype)},
+                 {"precision", name_of(plan.features.precision)},
                  {"passes", plan.passes},
                  {"chunk_tokens", plan.chunk_tokens},
                  {"workspace_bytes", plan.workspace_bytes()},
@@ -353,6 +354,11 @@ Command add_loss(CommandLine& program) {
       .group("Loss");
   sub.add_number("--normalizer", o.normalizer,
                  "mean divides by it, not by the weights of the valid tokens")
+      .group("Loss");
+  sub.add_parsed(
+         "--precision", "ieee|tf32|bf16x3",
+         [&o](const std::string& text) { o.precision = parse_precision(text); },
+         "of products of f32 tensors on a GPU (default ieee)")
       .group("Loss");
   sub.add_flag("--next-token", o.next_token,
                "targets [B, T] are the tokens: position t predicts t + 1")

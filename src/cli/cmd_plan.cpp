@@ -53,6 +53,7 @@ Json to_json(const LossPlan& plan) {
           {"dim", plan.shape.dim},
           {"vocab", plan.shape.vocab},
           {"dtype", name_of(plan.shape.dtype)},
+          {"precision", name_of(plan.features.precision)},
           {"passes", plan.passes},
           {"workspace_bytes", plan.workspace_bytes()},
           {"logits_bytes", plan.logits_bytes()},
@@ -141,11 +142,7 @@ Command add_plan(CommandLine& program) {
   sub.add_parsed(
          "--precision", "ieee|tf32|bf16x3",
          [args = args.get()](const std::string& text) {
-           for (const Precision known : {Precision::ieee, Precision::tf32, Precision::bf16x3}) {
-             args->features.precision = known;
-             if (text == name_of(known)) return;
-           }
-           throw UsageError(fmt::format("expected ieee, tf32 or bf16x3, got '{}'", text));
+           args->features.precision = parse_precision(text);
          },
          "of products of f32 tensors on a GPU (default ieee)")
       .group("Head");

@@ -87,8 +87,8 @@ class LossTest(CliTest):
         want = cross_entropy(self.head)
         self.assertEqual(list(got), [
             "loss", "reduction", "tokens", "valid_tokens", "normalizer", "mean_lse", "mean_log_prob", "correct", "plan",
-            "kernel", "threads", "dim", "vocab", "dtype", "passes", "chunk_tokens", "workspace_bytes", "peak_bytes",
-            "process_peak_bytes", "logits_bytes", "seconds", "predicted_seconds", "repeat"])
+            "kernel", "threads", "dim", "vocab", "dtype", "precision", "passes", "chunk_tokens", "workspace_bytes",
+            "peak_bytes", "process_peak_bytes", "logits_bytes", "seconds", "predicted_seconds", "repeat"])
         self.assertAlmostEqual(got["loss"], want.loss, delta=1e-5 * want.loss)
         self.assertEqual((got["tokens"], got["valid_tokens"], got["normalizer"]), (N, N - 1, N - 1))
         self.assertAlmostEqual(got["mean_lse"], sum(want.lse) / (N - 1), delta=1e-5)

@@ -73,6 +73,8 @@ class RefusalTest(unittest.TestCase):
         ignored = ["--ignore-index=1", "--first=1"]  # a mean over no token
         self.assertRegex(self.taken("loss", *self.head, *ignored, "--nan-if-empty"), r"^loss +nan \(mean\)")
         self.assertRegex(self.taken("loss", *self.head, *ignored, "--normalizer=3"), r"^loss +0 \(mean\)")
+        self.refused("loss", [*self.head, "--precision=tf32"], "precision: tf32 is for a GPU, the device is a CPU")
+        self.taken("loss", *self.head, "--precision=ieee")
         self.refused("loss", [*self.head, "--audit=2"], f"--audit: {FAR}")
         far = [*self.head, "--plan=far-backward"]
         self.refused("loss", [*far, "--sample-seed=2"], "--sample-seed: is of --sample-every, which is 0")
