@@ -181,11 +181,15 @@ class Measurement {
     return seconds;
   }
 
-  // Measures the kernel that writes and reads its logits, without the time of its GEMM.
+  // Measures the first kernel that writes and reads its logits, without the time of its GEMM.
   double narrow_forward(double gemm_flops) const {
-    const cuda::DeviceRates nominal = cuda::find_device_kernel("cublas").rates(dtype_);
+    const auto writes_logits = [&](const cuda::DeviceKernel& kernel) {
+      return kernel.rates(dtype_).logit_bytes > 0.0;
+    };
+    const cuda::DeviceKernel& kernel = *std::ranges::find_if(cuda::device_kernels(), writes_logits);
+    const cuda::DeviceRates nominal = kernel.rates(dtype_);
     const double of_gemms = nominal.gemm_flops / cuda::usual_card(90).gemm_flops * gemm_flops;
-    const double seconds = forward_seconds("cublas", kNarrow);
+    const double seconds = forward_seconds(kernel.name, kNarrow);
     const double gemm = 2.0 * product(kNarrow.tokens, kNarrow.vocab, kNarrow.dim) / of_gemms;
     return nominal.logit_bytes * product(kNarrow.tokens, kNarrow.vocab) /
            std::max(seconds - gemm, seconds / 2) / kRowShare;
