@@ -21,7 +21,7 @@ class CudaCrossEntropy : public testing::Test {
     const std::string reason = cuda::device_missing(0);
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
-  static HeadSpec spec_of(DType dtype = DType::bf16) {
+  static HeadSpec spec_of(DType dtype) {
     HeadSpec s;
     s.tokens = 700;
     s.dim = 72;
@@ -32,12 +32,7 @@ class CudaCrossEntropy : public testing::Test {
     s.ignored = 0.1;
     return s;
   }
-  static std::vector<std::string> kernels() {
-    std::vector<std::string> names;
-    for (const cuda::DeviceKernel& kernel : cuda::device_kernels())
-      if (accepts(kernel.name, spec_of())) names.emplace_back(kernel.name);
-    return names;
-  }
+  static HeadSpec spec_of(const std::string& kernel) { return spec_of(narrow_dtype(kernel)); }
 };
 
 // Tensors of a call on the device.
@@ -75,9 +70,9 @@ struct DeviceRun {
 };
 
 TEST_F(CudaCrossEntropy, ACapturedGraphGivesTheSameBits) {
-  const HeadProblem problem(spec_of());
-  for (const std::string& kernel : kernels()) {
+  for (const std::string& kernel : tested_kernels()) {
     SCOPED_TRACE(kernel);
+    const HeadProblem problem(spec_of(kernel));
     cudaStream_t stream;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     DeviceRun plain(problem, kernel, stream);
@@ -108,9 +103,9 @@ TEST_F(CudaCrossEntropy, ACapturedGraphGivesTheSameBits) {
 }
 
 TEST_F(CudaCrossEntropy, ACallAllocatesNothingOnTheDevice) {
-  const HeadProblem problem(spec_of());
-  for (const std::string& kernel : kernels()) {
+  for (const std::string& kernel : tested_kernels()) {
     SCOPED_TRACE(kernel);
+    const HeadProblem problem(spec_of(kernel));
     DeviceRun run(problem, kernel, nullptr);
     run.enqueue();
     cuda::synchronize(nullptr);
@@ -123,9 +118,9 @@ TEST_F(CudaCrossEntropy, ACallAllocatesNothingOnTheDevice) {
 }
 
 TEST_F(CudaCrossEntropy, ThreadsThatEndLeaveNoMemoryBehind) {
-  const HeadProblem problem(spec_of());
-  for (const std::string& kernel : kernels()) {
+  for (const std::string& kernel : tested_kernels()) {
     SCOPED_TRACE(kernel);
+    const HeadProblem problem(spec_of(kernel));
     const auto call_in_a_thread = [&] {
       std::thread([&] {
         DeviceRun run(problem, kernel, nullptr);
@@ -141,15 +136,15 @@ TEST_F(CudaCrossEntropy, ThreadsThatEndLeaveNoMemoryBehind) {
 }
 
 TEST_F(CudaCrossEntropy, TwentyRunsGiveTheSameBits) {
-  for (const std::string& kernel : kernels()) {
+  for (const std::string& kernel : tested_kernels()) {
     for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute, PlanKind::stored}) {
       if (!offers(kernel, kind)) continue;
       SCOPED_TRACE(kernel + " " + std::string(name_of(kind)));
-      const HeadProblem problem(spec_of());
+      const HeadProblem problem(spec_of(kernel));
       RunSpec run;
       run.kernel = kernel;
       run.plan = kind;
-      run.gradient_dtype = DType::bf16;
+      run.gradient_dtype = problem.spec.dtype;
       const HeadResult first = run_head(problem, run);
       for (int again = 0; again < 19; ++again) {
         const HeadResult next = run_head(problem, run);
@@ -164,9 +159,9 @@ TEST_F(CudaCrossEntropy, TwentyRunsGiveTheSameBits) {
 }
 
 TEST_F(CudaCrossEntropy, BadTargetsAreReportedAndPoisonTheLossAlone) {
-  for (const std::string& kernel : kernels()) {
+  for (const std::string& kernel : tested_kernels()) {
     SCOPED_TRACE(kernel);
-    HeadProblem problem(spec_of());
+    HeadProblem problem(spec_of(kernel));
     problem.targets.set(523, 1100.0);
     problem.targets.set(611, -3.0);
     DeviceRun run(problem, kernel, nullptr);
@@ -184,13 +179,14 @@ TEST_F(CudaCrossEntropy, BadTargetsAreReportedAndPoisonTheLossAlone) {
 }
 
 TEST_F(CudaCrossEntropy, StatisticsAreTheCpus) {
-  HeadSpec spec = spec_of();
-  spec.token_weight = spec.class_weight = true;
-  const HeadProblem problem(spec);
-  RunSpec run;
-  run.extras = true;
-  const LossStatistics cpu = run_head(problem, run).statistics;
-  for (const std::string& kernel : kernels()) {
+  for (const std::string& kernel : tested_kernels()) {
+    SCOPED_TRACE(kernel);
+    HeadSpec spec = spec_of(kernel);
+    spec.token_weight = spec.class_weight = true;
+    const HeadProblem problem(spec);
+    RunSpec run;
+    run.extras = true;
+    const LossStatistics cpu = run_head(problem, run).statistics;
     run.kernel = kernel;
     const HeadResult result = run_head(problem, run);
     const LossStatistics& gpu = result.statistics;
@@ -205,15 +201,15 @@ TEST_F(CudaCrossEntropy, StatisticsAreTheCpus) {
 
 TEST_F(CudaCrossEntropy, NextTokenShiftsTheTargets) {
   constexpr std::int64_t kBatch = 5, kTime = 61;
-  HeadSpec spec = spec_of();
-  spec.tokens = kBatch * kTime;
-  spec.ignored = 0.0;
-  const HeadProblem problem(spec);
-  HeadProblem shifted(spec);
-  for (std::int64_t i = 0; i < spec.tokens; ++i)
-    shifted.targets.set(i, i % kTime == kTime - 1 ? -100.0 : problem.targets.get(i + 1));
-  for (const std::string& kernel : kernels()) {
+  for (const std::string& kernel : tested_kernels()) {
     SCOPED_TRACE(kernel);
+    HeadSpec spec = spec_of(kernel);
+    spec.tokens = kBatch * kTime;
+    spec.ignored = 0.0;
+    const HeadProblem problem(spec);
+    HeadProblem shifted(spec);
+    for (std::int64_t i = 0; i < spec.tokens; ++i)
+      shifted.targets.set(i, i % kTime == kTime - 1 ? -100.0 : problem.targets.get(i + 1));
     RunSpec run;
     run.kernel = kernel;
     const HeadResult expected = run_head(shifted, run);
@@ -238,11 +234,11 @@ TEST_F(CudaCrossEntropy, NextTokenShiftsTheTargets) {
 // Blocks of 256 ignored tokens are skipped, and plans that save exponentials do not depend on their
 // hidden states.
 TEST_F(CudaCrossEntropy, IgnoredTokensLeaveNoTrace) {
-  HeadSpec spec = spec_of();
-  spec.tokens = 1500;
-  spec.ignored = 0.0;
-  for (const std::string& kernel : kernels()) {
+  for (const std::string& kernel : tested_kernels()) {
     SCOPED_TRACE(kernel);
+    HeadSpec spec = spec_of(kernel);
+    spec.tokens = 1500;
+    spec.ignored = 0.0;
     HeadProblem problem(spec);
     for (std::int64_t i = 0; i < spec.tokens; ++i)
       if ((i >= 200 && i < 1100) || i % 7 == 0) problem.targets.set(i, -100.0);
@@ -264,15 +260,15 @@ TEST_F(CudaCrossEntropy, IgnoredTokensLeaveNoTrace) {
 
 // More targets in a chunk than are sorted by comparing all pairs, some of them many times.
 TEST_F(CudaCrossEntropy, ManyTargetsAToken) {
-  HeadSpec spec = spec_of();
-  spec.tokens = 300;
-  spec.per_token = 64;
-  ASSERT_GT(spec.tokens * spec.per_token, cuda::kFewTargets);
-  HeadProblem problem(spec);
-  for (std::int64_t slot = 0; slot < spec.tokens * spec.per_token; slot += 5)
-    if (problem.targets.get(slot) >= 0) problem.targets.set(slot, 7);
-  problem.refresh_oracle();
-  for (const std::string& kernel : kernels()) {
+  for (const std::string& kernel : tested_kernels()) {
+    HeadSpec spec = spec_of(kernel);
+    spec.tokens = 300;
+    spec.per_token = 64;
+    ASSERT_GT(spec.tokens * spec.per_token, cuda::kFewTargets);
+    HeadProblem problem(spec);
+    for (std::int64_t slot = 0; slot < spec.tokens * spec.per_token; slot += 5)
+      if (problem.targets.get(slot) >= 0) problem.targets.set(slot, 7);
+    problem.refresh_oracle();
     for (const PlanKind kind : {PlanKind::dense, PlanKind::recompute}) {
       if (!offers(kernel, kind)) continue;
       SCOPED_TRACE(kernel + " " + std::string(name_of(kind)));
@@ -280,7 +276,7 @@ TEST_F(CudaCrossEntropy, ManyTargetsAToken) {
       run.kernel = kernel;
       run.plan = kind;
       expect_matches_oracle(problem, run);
-      run.gradient_dtype = DType::bf16;
+      run.gradient_dtype = spec.dtype;
       const HeadResult first = run_head(problem, run);
       const HeadResult again = run_head(problem, run);
       EXPECT_EQ(first.d_weight.bytes(), again.d_weight.bytes());
@@ -291,7 +287,7 @@ TEST_F(CudaCrossEntropy, ManyTargetsAToken) {
 // Masks runs of vocabulary entries that a thread or tile handles alone, where all other logits are
 // far below 0.
 TEST_F(CudaCrossEntropy, MaskedRunsOfVocabAreNeverTheArgmax) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     HeadProblem problem(spec_of(dtype));
     for (std::int64_t j = 0; j < problem.spec.vocab; ++j)
       problem.bias.set(j, j % 256 < 128 || j < 300 ? -INFINITY : -2000.0);
@@ -301,7 +297,7 @@ TEST_F(CudaCrossEntropy, MaskedRunsOfVocabAreNeverTheArgmax) {
     RunSpec run;
     run.extras = true;
     const HeadResult cpu = run_head(problem, run);
-    for (const std::string& kernel : kernels()) {
+    for (const std::string& kernel : tested_kernels()) {
       if (!accepts(kernel, problem.spec)) continue;
       SCOPED_TRACE(kernel + " " + std::string(name_of(dtype)));
       run.kernel = kernel;
@@ -361,9 +357,9 @@ TEST_F(CudaCrossEntropy, RefusesWhatAGpuDoesNotTake) {
   o.kernel = "avx2";
   EXPECT_NE(message([&] { Context context(o); }).find("hopper"), std::string::npos);
 
-  const HeadProblem problem(spec_of());
+  const HeadProblem problem(spec_of(tested_kernels().front()));
   RunSpec run;
-  run.kernel = "hopper";
+  run.kernel = tested_kernels().front();
   run.change = [](auto&, CrossEntropyInputs& in, auto&) {
     const std::int64_t shape[] = {700};
     const std::int64_t strides[] = {0};

@@ -8,6 +8,7 @@
 
 #include "core/check.h"
 #include "kernels/device/kernel.h"
+#include "support/mirror.h"
 #include "support/problem.h"
 
 namespace logitless::test {
@@ -15,7 +16,15 @@ namespace {
 
 using cuda::DeviceMemory;
 
-const cuda::DeviceKernel& hopper() { return cuda::find_device_kernel("hopper"); }
+// Returns the kernels whose forward has tiles of its own, and so needs no library.
+std::vector<std::string> kernels_of_tiles() {
+  std::vector<std::string> kernels = tested_kernels();
+  std::erase_if(kernels, [](const std::string& kernel) {
+    return cuda::find_device_kernel(kernel).target_logits == nullptr;
+  });
+  return kernels;
+}
+const std::string& tested() { return testing::WithParamInterface<std::string>::GetParam(); }
 
 // Device memory with a guard pattern on both sides.
 class Guarded {
@@ -57,8 +66,9 @@ class Guarded {
 
 // One problem on the device with all outputs.
 struct DeviceRun {
-  DeviceRun(const HeadProblem& p, bool extras)
-      : hidden(p.hidden),
+  DeviceRun(const HeadProblem& p, bool extras, const std::string& name = tested())
+      : kernel(cuda::find_device_kernel(name)),
+        hidden(p.hidden),
         weight(p.weight),
         targets(p.targets),
         bias(p.bias),
@@ -77,7 +87,7 @@ struct DeviceRun {
       argmax = Guarded(rows * 4);
     }
     bad = Guarded(8);
-    workspace = Guarded(hopper().workspace_bytes(shape));
+    workspace = Guarded(kernel.workspace_bytes(shape));
     call.hidden = hidden.data();
     call.hidden_stride = s.dim;
     call.weight = weight.data();
@@ -98,7 +108,7 @@ struct DeviceRun {
     call.workspace = workspace.data();
   }
   void run() {
-    hopper().forward(call);
+    kernel.forward(call);
     cuda::synchronize(nullptr);
   }
   void expect_guards() const {
@@ -107,6 +117,7 @@ struct DeviceRun {
       g->expect_guards();
   }
 
+  const cuda::DeviceKernel& kernel;
   Guarded hidden, weight, targets, bias, logit_weights;
   Guarded lse, target_logit, log_prob, entropy, weighted, argmax, bad, workspace;
   cuda::ForwardCall call;
@@ -163,25 +174,21 @@ void expect_close(const HeadProblem& problem, bool extras) {
   EXPECT_LE(relative_error(got_lse, exact_lse), kLseBound);
 }
 
-class CudaForward : public testing::Test {
- protected:
-  void SetUp() override {
-    const std::string reason = cuda::device_missing(0);
-    if (!reason.empty()) GTEST_SKIP() << reason;
-  }
-  static HeadSpec spec_of(std::int64_t tokens, std::int64_t dim, std::int64_t vocab) {
-    HeadSpec s;
-    s.tokens = tokens;
-    s.dim = dim;
-    s.vocab = vocab;
-    s.dtype = DType::bf16;
-    s.weight_scale = 3.0;
-    s.seed = static_cast<std::uint64_t>(tokens * 7 + dim * 3 + vocab);
-    return s;
-  }
-};
+HeadSpec spec_of(std::int64_t tokens, std::int64_t dim, std::int64_t vocab,
+                 const std::string& kernel = tested()) {
+  HeadSpec s;
+  s.tokens = tokens;
+  s.dim = dim;
+  s.vocab = vocab;
+  s.dtype = narrow_dtype(kernel);
+  s.weight_scale = 3.0;
+  s.seed = static_cast<std::uint64_t>(tokens * 7 + dim * 3 + vocab);
+  return s;
+}
 
-TEST_F(CudaForward, Shapes) {
+class CudaForward : public testing::TestWithParam<std::string> {};
+
+TEST_P(CudaForward, Shapes) {
   const std::int64_t shapes[][3] = {{1, 8, 1},        {1, 8, 2},       {7, 16, 255},
                                     {128, 64, 256},   {129, 72, 257},  {255, 64, 512},
                                     {256, 40, 300},   {257, 128, 511}, {300, 200, 1000},
@@ -195,7 +202,7 @@ TEST_F(CudaForward, Shapes) {
   }
 }
 
-TEST_F(CudaForward, OptionsAndPairsOfOptions) {
+TEST_P(CudaForward, OptionsAndPairsOfOptions) {
   const std::vector<void (*)(HeadSpec&)> changes = {
       [](HeadSpec&) {},
       [](HeadSpec& s) { s.bias = true; },
@@ -221,7 +228,7 @@ TEST_F(CudaForward, OptionsAndPairsOfOptions) {
 
 // At most 192 tokens have kernels of their own, and so have those after the last 256 of a head with
 // many entries. A token's bits are the same.
-TEST_F(CudaForward, BitsDoNotDependOnTheNumberOfTokens) {
+TEST_P(CudaForward, BitsDoNotDependOnTheNumberOfTokens) {
   struct Case {
     std::int64_t tokens, dim, vocab;
     std::vector<std::int64_t> fewer;
@@ -261,7 +268,7 @@ TEST_F(CudaForward, BitsDoNotDependOnTheNumberOfTokens) {
 
 // References come from the target logits; where other logits are hundreds of nats above them, the
 // sums overflow and are recomputed.
-TEST_F(CudaForward, LogitsFarAboveTheReference) {
+TEST_P(CudaForward, LogitsFarAboveTheReference) {
   for (const bool extras : {false, true}) {
     HeadSpec spec = spec_of(600, 16, 1000);
     HeadProblem problem(spec);
@@ -275,7 +282,7 @@ TEST_F(CudaForward, LogitsFarAboveTheReference) {
   }
 }
 
-TEST_F(CudaForward, EqualLogitsCostLogV) {
+TEST_P(CudaForward, EqualLogitsCostLogV) {
   for (const std::int64_t vocab : {2, 255, 256, 257, 5000}) {
     HeadProblem problem(spec_of(130, 16, vocab));
     problem.weight.fill(0.0);
@@ -288,7 +295,7 @@ TEST_F(CudaForward, EqualLogitsCostLogV) {
   }
 }
 
-TEST_F(CudaForward, MaskedVocabAndNanRows) {
+TEST_P(CudaForward, MaskedVocabAndNanRows) {
   HeadSpec spec = spec_of(300, 32, 900);
   spec.bias = true;
   HeadProblem problem(spec);
@@ -325,7 +332,7 @@ TEST_F(CudaForward, MaskedVocabAndNanRows) {
   }
 }
 
-TEST_F(CudaForward, BadTargetIsReportedByItsPosition) {
+TEST_P(CudaForward, BadTargetIsReportedByItsPosition) {
   HeadProblem problem(spec_of(300, 16, 100));
   problem.targets.set(200, 100);
   problem.targets.set(120, -1);
@@ -337,7 +344,7 @@ TEST_F(CudaForward, BadTargetIsReportedByItsPosition) {
 
 // The vocabulary in ranges, one call each, with the logits of all targets given. Sums relative to
 // one reference merge to those of the full vocabulary.
-TEST_F(CudaForward, RangesOfVocabAddUp) {
+TEST_P(CudaForward, RangesOfVocabAddUp) {
   struct Case {
     bool peaked;  // the ranges' sums leave fp32's range, above and below
     int per_token;
@@ -372,7 +379,7 @@ TEST_F(CudaForward, RangesOfVocabAddUp) {
       DeviceRun part(problem, true);
       range(part, r);
       const Guarded logits(slots * 4);
-      hopper().target_logits(part.call, logits.data<float>());
+      part.kernel.target_logits(part.call, logits.data<float>());
       const std::vector<float> own = logits.read<float>();
       for (std::size_t s = 0; s < slots; ++s) {
         const std::int64_t vocab_id = problem.oracle.targets[s];
@@ -430,7 +437,7 @@ TEST_F(CudaForward, RangesOfVocabAddUp) {
   }
 }
 
-TEST_F(CudaForward, ATargetElsewhereIsNoBadOne) {
+TEST_P(CudaForward, ATargetElsewhereIsNoBadOne) {
   HeadProblem problem(spec_of(300, 16, 100));
   problem.targets.set(120, 200);
   problem.targets.set(200, 300);
@@ -444,7 +451,7 @@ TEST_F(CudaForward, ATargetElsewhereIsNoBadOne) {
   device.expect_guards();
 }
 
-TEST_F(CudaForward, SameBitsEveryTime) {
+TEST_P(CudaForward, SameBitsEveryTime) {
   HeadSpec spec = spec_of(1000, 72, 5000);
   const HeadProblem problem(spec);
   for (const bool extras : {false, true}) {
@@ -467,15 +474,15 @@ TEST_F(CudaForward, SameBitsEveryTime) {
   }
 }
 
-TEST_F(CudaForward, MoreThan32BitsOfLogits) {
+TEST_P(CudaForward, MoreThan32BitsOfLogits) {
   // Four columns with one of 8 values in each row: the log-sum-exp in closed form.
   const std::int64_t tokens = 70001, vocab = 32768;
   HeadSpec spec = spec_of(1, 8, 1);
   HeadProblem problem(spec);
   problem.spec.tokens = tokens;
   problem.spec.vocab = vocab;
-  problem.hidden = Tensor(DType::bf16, {tokens, 8});
-  problem.weight = Tensor(DType::bf16, {vocab, 8});
+  problem.hidden = Tensor(spec.dtype, {tokens, 8});
+  problem.weight = Tensor(spec.dtype, {vocab, 8});
   problem.targets = Tensor(DType::i32, {tokens});
   problem.hidden.fill(0.0);
   problem.weight.fill(0.0);
@@ -498,25 +505,30 @@ TEST_F(CudaForward, MoreThan32BitsOfLogits) {
   }
 }
 
-TEST_F(CudaForward, RefusesWhatItCannotRead) {
-  const HeadProblem problem(spec_of(10, 16, 20));
-  DeviceRun device(problem, false);
-  EXPECT_EQ(hopper().far->unsupported(device.call), "");
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaForward);  // without a GPU
+INSTANTIATE_TEST_SUITE_P(AllKernels, CudaForward, testing::ValuesIn(kernels_of_tiles()),
+                         [](const auto& kernel) { return kernel.param; });
+
+TEST(CudaForwardOfHopper, RefusesWhatItCannotRead) {
+  const cuda::DeviceKernel& hopper = cuda::find_device_kernel("hopper");
+  if (std::ranges::count(kernels_of_tiles(), "hopper") == 0) GTEST_SKIP() << "no GPU of Hopper";
+  const HeadProblem problem(spec_of(10, 16, 20, "hopper"));
+  DeviceRun device(problem, false, "hopper");
+  EXPECT_EQ(hopper.far->unsupported(device.call), "");
   cuda::ForwardCall call = device.call;
   call.shape.dtype = DType::f32;
-  EXPECT_EQ(hopper().far->unsupported(call), "multiplies bf16, hidden and weight are f32");
+  EXPECT_EQ(hopper.far->unsupported(call), "multiplies bf16, hidden and weight are f32");
   call = device.call;
   call.shape.dim = 12;
-  EXPECT_EQ(hopper().far->unsupported(call), "dim: expected a multiple of 8, got 12");
+  EXPECT_EQ(hopper.far->unsupported(call), "dim: expected a multiple of 8, got 12");
   call = device.call;
   call.weight_stride = 18;
-  EXPECT_EQ(hopper().far->unsupported(call),
+  EXPECT_EQ(hopper.far->unsupported(call),
             "weight: expected rows a multiple of 8 elements apart, at least 16, got 18");
-  EXPECT_THROW(hopper().forward(call), Unsupported);
+  EXPECT_THROW(hopper.forward(call), Unsupported);
   call = device.call;
   call.hidden = static_cast<const std::byte*>(call.hidden) + 2;
-  EXPECT_EQ(hopper().far->unsupported(call),
-            "hidden: expected an address that is a multiple of 16");
+  EXPECT_EQ(hopper.far->unsupported(call), "hidden: expected an address that is a multiple of 16");
 }
 
 }  // namespace

@@ -16,26 +16,27 @@ namespace {
 
 constexpr int kRanks = 3;
 
-class CudaSharding : public testing::Test {
+HeadSpec spec_of(const std::string& kernel) {
+  return {.tokens = 600,
+          .dim = 72,
+          .vocab = 1100,
+          .dtype = narrow_dtype(kernel),
+          .bias = true,
+          .ignored = 0.1,
+          .weight_scale = 3.0};
+}
+
+// Returns the kernels that take vocabulary entries over ranks.
+std::vector<std::string> kernels_of_shards() {
+  std::vector<std::string> kernels = tested_kernels();
+  std::erase_if(kernels,
+                [](const std::string& kernel) { return !takes_shards(kernel, spec_of(kernel)); });
+  return kernels;
+}
+
+class CudaSharding : public testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override {
-    const std::string reason = cuda::device_missing(0);
-    if (!reason.empty()) GTEST_SKIP() << reason;
-    for (const std::string& name : tested_kernels()) {
-      if (takes_shards(name, spec())) kernel_ = name;
-    }
-    if (kernel_.empty())
-      GTEST_SKIP() << "no kernel of this GPU takes vocabulary entries over ranks";
-  }
-  static HeadSpec spec() {
-    return {.tokens = 600,
-            .dim = 72,
-            .vocab = 1100,
-            .dtype = DType::bf16,
-            .bias = true,
-            .ignored = 0.1,
-            .weight_scale = 3.0};
-  }
+  static HeadSpec spec() { return spec_of(GetParam()); }
   ShardedRun run_of(const TokenSplit& tokens) const {
     ShardedRun run{.vocab = vocab_at("uneven", {0, 400, 401, 1100}), .tokens = tokens};
     run.run.kernel = kernel_;
@@ -69,7 +70,7 @@ class CudaSharding : public testing::Test {
       plan_cross_entropy({}, in, out, request);
     });
   }
-  std::string kernel_;
+  const std::string kernel_ = GetParam();
 };
 
 void expect_all(const std::vector<Outcome>& outcomes, const std::string& text) {
@@ -80,11 +81,11 @@ constexpr Tensor HeadResult::*kFields[] = {
     &HeadResult::loss,   &HeadResult::lse,      &HeadResult::log_prob, &HeadResult::entropy,
     &HeadResult::argmax, &HeadResult::d_hidden, &HeadResult::d_weight, &HeadResult::d_bias};
 
-TEST_F(CudaSharding, RunsAreTheSameWhateverTheRanksTiming) {
+TEST_P(CudaSharding, RunsAreTheSameWhateverTheRanksTiming) {
   const HeadProblem problem(spec());
   for (const TokenSplit& tokens : splits()) {
     ShardedRun run = run_of(tokens);
-    run.run.gradient_dtype = DType::bf16;
+    run.run.gradient_dtype = problem.spec.dtype;
     const HeadResult first = run_sharded(problem, run);
     ASSERT_FALSE(HasFailure());
     for (unsigned seed = 1; seed <= 5; ++seed) {
@@ -98,7 +99,7 @@ TEST_F(CudaSharding, RunsAreTheSameWhateverTheRanksTiming) {
 }
 
 // Without a bias to exchange, the rows of all ranks in a slice form one call.
-TEST_F(CudaSharding, RowsThatMoveTogetherAreTheSameWhateverTheRanksTiming) {
+TEST_P(CudaSharding, RowsThatMoveTogetherAreTheSameWhateverTheRanksTiming) {
   HeadSpec together = spec();
   together.bias = false;
   together.vocab = 1536;
@@ -116,7 +117,7 @@ TEST_F(CudaSharding, RowsThatMoveTogetherAreTheSameWhateverTheRanksTiming) {
   }
 }
 
-TEST_F(CudaSharding, AddsToWhatGradientsHold) {
+TEST_P(CudaSharding, AddsToWhatGradientsHold) {
   const HeadProblem problem(spec());
   for (const TokenSplit& tokens : splits()) {
     ShardedRun run = run_of(tokens);
@@ -137,7 +138,7 @@ TEST_F(CudaSharding, AddsToWhatGradientsHold) {
 }
 
 // The loss is NaN on all ranks, and the status names the target's rank and index.
-TEST_F(CudaSharding, ABadTargetIsKnownToAllRanks) {
+TEST_P(CudaSharding, ABadTargetIsKnownToAllRanks) {
   HeadProblem problem(spec());
   problem.targets.set(550, 1100.0);
   for (const TokenSplit& tokens : splits()) {
@@ -169,7 +170,7 @@ TEST_F(CudaSharding, ABadTargetIsKnownToAllRanks) {
 }
 
 // Two groups of two ranks (data parallel), each with its own tokens: the mean is over all tokens.
-TEST_F(CudaSharding, MeanOverReplicas) {
+TEST_P(CudaSharding, MeanOverReplicas) {
   HeadSpec s = spec();
   s.token_weight = true;
   const HeadProblem whole(s);
@@ -212,7 +213,7 @@ TEST_F(CudaSharding, MeanOverReplicas) {
   EXPECT_LE(relative_error(sum, exact.d_weight), gradient_bound(DType::bf16));
 }
 
-TEST_F(CudaSharding, StaysInTheBudget) {
+TEST_P(CudaSharding, StaysInTheBudget) {
   const HeadProblem problem(spec());
   for (const TokenSplit& tokens : splits()) {
     ShardedRun run = run_of(tokens);
@@ -233,7 +234,7 @@ TEST_F(CudaSharding, StaysInTheBudget) {
 
 // Rows of weight (the last slice once, the others twice), the bias once, and sums of d_weight and
 // d_bias.
-TEST_F(CudaSharding, WeightsThatMoveSendWhatTheFormulaSays) {
+TEST_P(CudaSharding, WeightsThatMoveSendWhatTheFormulaSays) {
   const HeadProblem problem(spec());
   std::atomic<std::int64_t> sent = 0;
   for (const TokenSplit& tokens : splits()) {
@@ -253,7 +254,7 @@ TEST_F(CudaSharding, WeightsThatMoveSendWhatTheFormulaSays) {
   }
 }
 
-TEST_F(CudaSharding, WhatIsNotServedIsRefusedByName) {
+TEST_P(CudaSharding, WhatIsNotServedIsRefusedByName) {
   ShardedRun run{.vocab = interleaved_vocab(kRanks, 1100), .tokens = {"spread", {500, 0, 100}}};
   run.tokens.exchange = ExchangeMode::weights;
   run.run.kernel = kernel_;
@@ -268,7 +269,7 @@ TEST_F(CudaSharding, WhatIsNotServedIsRefusedByName) {
                              rank.sharding(group[static_cast<std::size_t>(me.rank())]);
                          HeadFeatures features;
                          features.d_weight = true;
-                         plan_head({rank.part.spec.tokens, 72, rank.part.spec.vocab, DType::bf16},
+                         plan_head({rank.part.spec.tokens, 72, rank.part.spec.vocab, spec().dtype},
                                    features, request);
                        }),
              "exchange: weights with vocab_ids move on the CPU alone");
@@ -277,6 +278,10 @@ TEST_F(CudaSharding, WhatIsNotServedIsRefusedByName) {
   expect_all(plan_all([](auto&, auto&, auto&) {}, false),
              "vocab_group: expected a communicator of a GPU's memory, got one of the CPU's");
 }
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaSharding);  // without a GPU
+INSTANTIATE_TEST_SUITE_P(AllKernels, CudaSharding, testing::ValuesIn(kernels_of_shards()),
+                         [](const auto& kernel) { return kernel.param; });
 
 }  // namespace
 }  // namespace logitless::test

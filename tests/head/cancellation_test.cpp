@@ -94,7 +94,7 @@ TEST_P(CancellationTest, ErrorsAreOfTheParts) {
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CancellationTest);  // without a GPU
-INSTANTIATE_TEST_SUITE_P(AllKernels, CancellationTest, testing::ValuesIn(kernels_of_any_dtype()),
+INSTANTIATE_TEST_SUITE_P(AllKernels, CancellationTest, testing::ValuesIn(tested_kernels()),
                          [](const auto& kernel) { return kernel.param; });
 
 }  // namespace

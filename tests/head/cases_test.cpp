@@ -12,11 +12,12 @@ namespace {
 
 class CasesTest : public testing::TestWithParam<std::string> {
  protected:
-  DType dtype() const { return accepts(GetParam(), HeadSpec{}) ? DType::f32 : DType::bf16; }
-  // Compares f32 and bf16 inputs with float64, under the planner's choice and under each plan kind.
+  DType dtype() const { return tested_dtypes(GetParam()).front(); }
+  // Compares inputs of each dtype with float64, under the planner's choice and under each plan
+  // kind.
   void expect_all(HeadSpec spec, RunSpec run = {}) {
     run.kernel = GetParam();
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const DType dtype : tested_dtypes(GetParam())) {
       spec.dtype = dtype;
       if (!accepts(GetParam(), spec)) continue;
       const HeadProblem problem(spec);
@@ -38,7 +39,7 @@ TEST_P(CasesTest, PaddingIsNotCountedAsZeroLogits) {
     spec.vocab = vocab;
     spec.weight_scale = 1e-4;
     spec.seed = static_cast<std::uint64_t>(vocab);
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const DType dtype : tested_dtypes(GetParam())) {
       spec.dtype = dtype;
       if (!accepts(GetParam(), spec)) continue;
       RunSpec run;
@@ -182,7 +183,7 @@ TEST_P(CasesTest, MeanOverAMillionTokens) {
   spec.tokens = 1 << 20;
   spec.dim = 8;
   spec.vocab = 3;
-  spec.dtype = DType::bf16;
+  spec.dtype = narrow_dtype(GetParam());
   RunSpec run;
   run.kernel = GetParam();
   expect_matches_oracle(HeadProblem(spec), run);

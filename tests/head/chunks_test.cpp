@@ -226,7 +226,7 @@ TEST_P(ChunksTest, AccumulateAdds) {
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ChunksTest);  // without a GPU
-INSTANTIATE_TEST_SUITE_P(AllKernels, ChunksTest, testing::ValuesIn(kernels_of_any_dtype()),
+INSTANTIATE_TEST_SUITE_P(AllKernels, ChunksTest, testing::ValuesIn(tested_kernels()),
                          [](const auto& kernel) { return kernel.param; });
 
 }  // namespace

@@ -24,7 +24,7 @@ class RangeTest : public testing::TestWithParam<std::string> {
     spec.tokens = 17;
     spec.dim = 8;
     spec.vocab = 300;
-    spec.dtype = accepts(GetParam(), HeadSpec{}) ? DType::f32 : DType::bf16;
+    spec.dtype = tested_dtypes(GetParam()).front();
     spec.bias = true;
     spec.reduction = Reduction::none;
     HeadProblem problem(spec);
@@ -44,7 +44,7 @@ class RangeTest : public testing::TestWithParam<std::string> {
     spec.tokens = 17;
     spec.dim = 8;
     spec.vocab = 300;
-    spec.dtype = accepts(GetParam(), HeadSpec{}) ? DType::f32 : DType::bf16;
+    spec.dtype = tested_dtypes(GetParam()).front();
     spec.bias = true;
     spec.label_smoothing = smoothing;
     spec.reduction = Reduction::none;
@@ -203,7 +203,7 @@ TEST_P(RangeTest, AScaleKeepsEqualLogitsEqual) {
       spec.tokens = 17;
       spec.dim = 8;
       spec.vocab = 300;
-      spec.dtype = accepts(GetParam(), HeadSpec{}) ? DType::f32 : DType::bf16;
+      spec.dtype = tested_dtypes(GetParam()).front();
       spec.bias = bias;
       spec.logit_scale = scale;
       spec.reduction = Reduction::none;

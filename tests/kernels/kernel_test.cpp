@@ -175,7 +175,7 @@ TEST_P(KernelTest, SameBitsForAnyThreadsAndChunks) {
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KernelTest);  // without a GPU
-INSTANTIATE_TEST_SUITE_P(AllKernels, KernelTest, testing::ValuesIn(kernels_of_any_dtype()),
+INSTANTIATE_TEST_SUITE_P(AllKernels, KernelTest, testing::ValuesIn(tested_kernels()),
                          [](const auto& kernel) { return kernel.param; });
 
 }  // namespace

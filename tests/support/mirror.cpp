@@ -1,6 +1,9 @@
 #include "support/mirror.h"
 
+#include <algorithm>
+
 #include "kernels/device/kernel.h"
+#include "support/problem.h"
 
 namespace logitless::test {
 namespace {
@@ -31,6 +34,23 @@ bool is_device_kernel(const std::string& kernel) {
   for (const cuda::DeviceKernel& k : cuda::device_kernels())
     if (kernel == k.name) return true;
   return false;
+}
+
+std::vector<DType> tested_dtypes(const std::string& kernel) {
+  std::vector<DType> dtypes = {DType::f32, DType::bf16};
+  if (is_device_kernel(kernel)) dtypes.push_back(DType::f16);
+  std::erase_if(dtypes, [&](DType dtype) {
+    HeadSpec spec;
+    spec.dim = 8;  // a width that every kernel takes
+    spec.dtype = dtype;
+    return !accepts(kernel, spec);
+  });
+  return dtypes;
+}
+
+DType narrow_dtype(const std::string& kernel) {
+  const std::vector<DType> dtypes = tested_dtypes(kernel);
+  return std::ranges::count(dtypes, DType::bf16) > 0 ? DType::bf16 : DType::f16;
 }
 
 Context make_context(const std::string& kernel, int threads) {

@@ -13,8 +13,11 @@ namespace logitless::test {
 // Kernels of a parameterised test: this machine's, or the GPU's in the binaries that link
 // cuda_kernels.cpp.
 std::vector<std::string> tested_kernels();
-// Returns those and kernels that take f16 alone.
-std::vector<std::string> kernels_of_any_dtype();
+// Returns the dtypes of hidden and weight that tests of a kernel take: of f32, bf16 and, on a GPU,
+// f16 those that it accepts.
+std::vector<DType> tested_dtypes(const std::string& kernel);
+// Returns bf16, or f16 where a kernel does not take bf16.
+DType narrow_dtype(const std::string& kernel);
 bool is_device_kernel(const std::string& kernel);
 Context make_context(const std::string& kernel, int threads = 2);
 

@@ -16,6 +16,4 @@ std::vector<std::string> tested_kernels() {
   return names;
 }
 
-std::vector<std::string> kernels_of_any_dtype() { return tested_kernels(); }
-
 }  // namespace logitless::test

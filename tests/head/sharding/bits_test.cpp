@@ -16,7 +16,7 @@ class ShardingBits : public testing::TestWithParam<std::string> {};
 TEST_P(ShardingBits, OfLogProbabilitiesDoNotDependOnTheNumberOfRanks) {
   if (kThreadSanitizer && GetParam() == "reference")
     GTEST_SKIP() << "its ranks exchange what those of other kernels do";
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : tested_dtypes(GetParam())) {
     // A peaked distribution, and a partial last tile.
     HeadSpec spec{.tokens = 37,
                   .dim = 24,

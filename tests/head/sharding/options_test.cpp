@@ -101,11 +101,12 @@ constexpr Sizes kOfCpu{11, 6, 300, 8}, kOfGpu{300, 24, 1100, 256};
 // Returns the machine's default kernel on the CPU, or those of a GPU that take ranks.
 std::vector<std::string> kernels_of_options() {
   const std::vector<std::string> kernels = tested_kernels();
-  const HeadSpec spec{
-      .tokens = kOfGpu.tokens, .dim = kOfGpu.dim, .vocab = kOfGpu.vocab, .dtype = DType::bf16};
+  HeadSpec spec{.tokens = kOfGpu.tokens, .dim = kOfGpu.dim, .vocab = kOfGpu.vocab};
   std::vector<std::string> names;
   for (const std::string& kernel : kernels) {
-    if (is_device_kernel(kernel) && takes_shards(kernel, spec)) names.push_back(kernel);
+    if (!is_device_kernel(kernel)) continue;
+    spec.dtype = narrow_dtype(kernel);
+    if (takes_shards(kernel, spec)) names.push_back(kernel);
   }
   if (!kernels.empty() && !is_device_kernel(kernels.front())) names.emplace_back();
   return names;
@@ -120,7 +121,7 @@ TEST_P(ShardingOptions, MatchFloat64AndOneRank) {
   HeadSpec spec{.tokens = sizes.tokens,
                 .dim = sizes.dim,
                 .vocab = sizes.vocab,
-                .dtype = gpu ? DType::bf16 : DType::f32,
+                .dtype = gpu ? narrow_dtype(kernel) : DType::f32,
                 .weight_scale = 2.0,
                 .seed = 4};
   RunSpec run;
@@ -174,7 +175,7 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ShardingOptions);  // without a GP
 class ShardingKernels : public testing::TestWithParam<std::string> {};
 
 TEST_P(ShardingKernels, MatchFloat64) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : tested_dtypes(GetParam())) {
     HeadSpec spec{.tokens = 70,
                   .dim = 40,
                   .vocab = 700,
@@ -202,7 +203,7 @@ TEST_P(ShardingKernels, MatchFloat64) {
 }
 
 TEST_P(ShardingKernels, ALogitOfInfinityIsThatOfPyTorch) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {  // products of f16 stay finite
     const HeadProblem problem = infinite_problem(dtype);
     if (!takes_shards(GetParam(), problem.spec)) continue;
     RunSpec run;

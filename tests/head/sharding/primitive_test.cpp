@@ -105,7 +105,7 @@ TEST_P(ShardingPrimitive, EqualsThatOfOneRank) {
     HeadSpec spec{.tokens = sizes.tokens,
                   .dim = sizes.dim,
                   .vocab = sizes.vocab,
-                  .dtype = gpu ? DType::bf16 : DType::f32,
+                  .dtype = gpu ? narrow_dtype(kernel) : DType::f32,
                   .per_token = 2,
                   .bias = true,
                   .class_weight = true,

@@ -18,7 +18,8 @@ def main(rank: int, port: str, ranks: int) -> None:
     dist.init_process_group("nccl" if apart else "gloo", rank=rank, world_size=ranks)
     from torch.distributed.device_mesh import init_device_mesh
 
-    plain(rank, ranks)
+    for dtype in (torch.bfloat16, torch.float16):
+        plain(rank, ranks, dtype)
     for borders in ([DIM * r * r // ranks**2 for r in range(ranks + 1)], [0] * ranks + [DIM]):
         columns_alike(rank, borders, problem(ranks, 1031), options(ranks, 1031), close)
     logprobs(rank, ranks)
@@ -28,6 +29,7 @@ def main(rank: int, port: str, ranks: int) -> None:
         mesh = init_device_mesh("cuda", (ranks,))
         # Uneven shards; one rank without vocabulary, unless the other would have one entry, whose loss is rounding
         # alone.
+        own_batches(rank, ranks, mesh, 1031, dtype=torch.float16)
         for vocab in (1031, ranks - 1 if ranks > 2 else 5):
             own_batches(rank, ranks, mesh, vocab)
             own_batches(rank, ranks, mesh, vocab, columns=True)
@@ -39,10 +41,10 @@ def main(rank: int, port: str, ranks: int) -> None:
     print("ok", flush=True)
 
 
-def problem(ranks, vocab):
+def problem(ranks, vocab, dtype=torch.bfloat16):
     """Returns hidden [ranks, tokens, D], weight [V, D], bias [V], targets with some ignored; the same on all ranks."""
     torch.manual_seed(vocab)
-    normal = lambda *shape: torch.randn(shape).to("cuda", torch.bfloat16)  # noqa: E731
+    normal = lambda *shape: torch.randn(shape).to("cuda", dtype)  # noqa: E731
     hidden, weight, bias = normal(ranks, TOKENS, DIM), normal(vocab, DIM) / 4, torch.randn(vocab).cuda()
     target = torch.randint(0, vocab, (ranks, TOKENS))
     target[:, ::4] = -100
@@ -88,11 +90,11 @@ def part_of(shape, ranks, rank, columns):
     return rows_of(shape[0], ranks, rank)
 
 
-def own_batches(rank, ranks, mesh, vocab, columns=False):
+def own_batches(rank, ranks, mesh, vocab, columns=False, dtype=torch.bfloat16):
     """FSDP: each rank has its local loss, and the weight's gradient is the mean; upstream gradients may differ, too."""
     from logitless.torch import linear_cross_entropy
 
-    hidden, weight, bias, target = problem(ranks, vocab)
+    hidden, weight, bias, target = problem(ranks, vocab, dtype)
     for given in options(ranks, vocab):
         for scale in (torch.ones(ranks), torch.arange(1.0, ranks + 1)):
             x, w, b = (t.clone().requires_grad_() for t in (hidden, weight, bias))
@@ -146,12 +148,12 @@ def everywhere(t):
     assert all(torch.equal(e, every[0]) for e in every)
 
 
-def plain(rank, ranks):
+def plain(rank, ranks, dtype):
     """Rows in plain tensors, with tokens that are the same everywhere or local to each rank. Numbers of tokens vary
     between ranks and calls; the stream is not the default one."""
     from logitless.torch import Sharding, linear_cross_entropy
 
-    hidden, weight, _, target = problem(ranks, 1031)
+    hidden, weight, _, target = problem(ranks, 1031, dtype)
     hidden, target = hidden.flatten(0, 1), target.flatten(0, 1)
     mine = rows_of(1031, ranks, rank)
     with torch.cuda.stream(torch.cuda.Stream()):
