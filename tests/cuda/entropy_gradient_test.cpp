@@ -206,11 +206,14 @@ TEST_P(EntropyGradient, OfSavedExponentialsIsThatOfFloat64) {
 }
 
 // Each token has its own accuracy, however confident it is: a few times 2^-9, as of all 16-bit
-// numbers, and that of an fp32 logit (saved_head_test.cpp), which counts where p is near 1.
+// numbers, and that of an fp32 logit (saved_head_test.cpp), which counts where p is near 1. Results
+// of f16 are multiples of 2^-24 at best.
 TEST_P(EntropyGradient, OfEachTokenIsThatOfFloat64) {
   const HeadSpec spec = specs_of(narrow_dtype(GetParam()))[2];
   const HeadProblem problem(spec);
   const Upstream upstream(problem, true);
+  const double of_result =
+      spec.dtype == DType::f16 ? std::ldexp(std::sqrt(static_cast<double>(spec.dim)), -25) : 0.0;
   const std::vector<double> exact = exact_gradients(problem, upstream).d_hidden;
   const OracleLogits logits = oracle_logits(problem.oracle);
   for (const Mode& mode : kModes) {
@@ -229,7 +232,9 @@ TEST_P(EntropyGradient, OfEachTokenIsThatOfFloat64) {
         row_of_top += std::pow(problem.oracle.weight[top * spec.dim + k], 2);
       }
       const double of_logit = 4e-6 * (1.0 + std::abs(z[top])) * std::abs(upstream.entropy.get(i));
-      EXPECT_LE(std::sqrt(error), 7e-3 * std::sqrt(size) + of_logit * std::sqrt(row_of_top)) << i;
+      EXPECT_LE(std::sqrt(error),
+                7e-3 * std::sqrt(size) + of_logit * std::sqrt(row_of_top) + of_result)
+          << i;
     }
     EXPECT_GT(confident, 20);
   }

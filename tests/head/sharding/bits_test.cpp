@@ -64,8 +64,13 @@ TEST_P(ShardingBits, OfLogProbabilitiesDoNotDependOnTheNumberOfRanks) {
         EXPECT_EQ(result.target_logit.bytes(), expected.target_logit.bytes());
         if (!tokens.sharded()) {  // their order is the same
           EXPECT_EQ(result.loss.bytes(), one.loss.bytes());
-          EXPECT_EQ(result.d_weight.bytes(), one.d_weight.bytes());
-          EXPECT_EQ(result.d_bias.bytes(), one.d_bias.bytes());
+          for (Tensor HeadResult::*field : {&HeadResult::d_weight, &HeadResult::d_bias}) {
+            // Each rank brings exponentials into the range of f16 by its own greatest logit.
+            if (dtype == DType::f16)
+              EXPECT_LE(relative_error((result.*field).values(), (one.*field).values()), 1e-3);
+            else
+              EXPECT_EQ((result.*field).bytes(), (one.*field).bytes());
+          }
         }
       }
     }

@@ -18,15 +18,15 @@ QUICK = dict(error=0.05, audit_every=3, refresh_every=3, refresh_delay=2, sample
 STEPS = 8
 
 
-def problem(dtype=torch.bfloat16):
+def problem(dtype=torch.bfloat16, dim=D):
     """Returns hidden [N, D], weight [V, D], target [N]: shuffled clusters of similar vocabulary entries, and
     tokens of four topics."""
     g = torch.Generator("cuda").manual_seed(0)
     normal = lambda *shape: torch.randn(shape, generator=g, device="cuda")  # noqa: E731
-    unit = (8 / D) ** 0.5
-    weight = unit * (normal(V // 128, D).repeat_interleave(128, 0) + 0.02 * normal(V, D))
+    unit = (8 / dim) ** 0.5
+    weight = unit * (normal(V // 128, dim).repeat_interleave(128, 0) + 0.02 * normal(V, dim))
     weight = weight[torch.randperm(V, generator=g, device="cuda")]
-    hidden = 1.2 * normal(4, D).repeat_interleave(N // 4, 0) + 0.1 * normal(N, D)
+    hidden = 1.2 * normal(4, dim).repeat_interleave(N // 4, 0) + 0.1 * normal(N, dim)
     return hidden.to(dtype), weight.to(dtype), torch.randint(V, (N,), generator=g, device="cuda")
 
 
@@ -37,10 +37,11 @@ def run(head, steps=STEPS, start=(HIDDEN, WEIGHT)):
     return far_runs.run(lambda hidden, weight: head(hidden, weight, TARGET), steps, start)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_run_is_near_and_repeats(dtype):
+# The far field of f16 takes another kernel than exact steps on a Hopper GPU, and pays from more columns on.
+@pytest.mark.parametrize("dtype, dim", [(torch.bfloat16, D), (torch.float16, 512)])
+def test_a_run_is_near_and_repeats(dtype, dim):
     head = FarFieldHead(**QUICK)
-    start = problem(dtype)[:2]
+    start = problem(dtype, dim)[:2]
     results, (hidden, weight) = run(head, start=start)
     report = head.report
     assert report.far and report.steps == STEPS and report.audits > 0 and report.last_error < 0.05
