@@ -10,6 +10,7 @@
 #include "capi/handles.h"
 #include "core/byte_range.h"
 #include "core/check.h"
+#include "core/described.h"
 #include "head/tensor_roles.h"
 #include "logitless/c_api.h"
 #include "logitless/c_sharding.h"
@@ -208,7 +209,7 @@ inline TensorView view_from(const logitless_tensor* tensor, const char* name) {
   }
   const TensorView view(tensor->data, dtype_from(tensor->dtype, name),
                         std::span(tensor->shape, rank), std::span(tensor->strides, rank));
-  require(byte_range(view).has_value(), name, ": the addresses of ", describe(view),
+  require(byte_range(view).has_value(), name, ": the addresses of ", described(view),
           " leave the address space");
   return view;
 }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "core/described.h"
 #include "head/cpu/calls.h"
 #include "head/cuda/calls.h"
 #include "head/overlap.h"
@@ -36,7 +37,7 @@ void check_options(const CrossEntropyOptions& options, const CrossEntropyInputs&
           "grad_losses: only reduction none has a gradient for each token; give grad_loss");
   require(std::isfinite(in.grad_loss), "grad_loss: expected a finite number, got ", in.grad_loss);
   require(!options.next_token || in.hidden.rank() == 3,
-          "next_token: expected hidden [B, T, D], got ", describe(in.hidden));
+          "next_token: expected hidden [B, T, D], got ", described(in.hidden));
   require(!options.next_token || !in.target_weight.defined(),
           "next_token: cannot be combined with target_weight");
 }
@@ -47,7 +48,7 @@ void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInput
   check_options(options, in);
   require(in.targets.defined(), "targets: expected a tensor, got none");
   const std::int64_t last = in.target_weight.defined() ? targets_per_token(in) : -1;
-  require(last != 0, "target_weight: ", describe(in.target_weight), " has no entries per token");
+  require(last != 0, "target_weight: ", described(in.target_weight), " has no entries per token");
   require_per_token("targets", in.targets, in.hidden, true, last);
   require_per_token("grad_losses", in.grad_losses, in.hidden, false);
   if (is_sharded(in.sharding)) {
@@ -71,7 +72,7 @@ void check_arguments(const CrossEntropyOptions& options, const CrossEntropyInput
     require_per_token_output("loss", out.loss, in.hidden, false);
   } else if (out.loss.defined()) {
     require(out.loss.numel() == 1 && out.loss.dtype() == DType::f32, "loss: expected one f32, got ",
-            describe(out.loss));
+            described(out.loss));
     require_data("loss", out.loss);
   }
   require_per_token_output("lse", out.lse, in.hidden, false);

@@ -1,6 +1,7 @@
 #include "logitless/head.h"
 
 #include "core/check.h"
+#include "core/described.h"
 #include "head/cpu/calls.h"
 #include "head/cuda/calls.h"
 #include "head/overlap.h"
@@ -35,7 +36,7 @@ HeadShape check_inputs(const HeadOptions& options, const HeadInputs& in) {
   }
   require_transform(options.logit_scale, options.softcap);
   require(in.targets.defined(), "targets: expected a tensor, got none");
-  require(last_of(in) != 0, "targets: ", describe(in.targets), " has no entries per token");
+  require(last_of(in) != 0, "targets: ", described(in.targets), " has no entries per token");
   require_per_token("targets", in.targets, in.hidden, true, last_of(in));
   require_vector("vocab_weight", in.vocab_weight, global_vocab(in.sharding, shape.vocab),
                  DType::f32);

@@ -2,6 +2,7 @@
 
 #include "core/byte_range.h"
 #include "core/check.h"
+#include "core/described.h"
 
 namespace logitless {
 namespace {
@@ -22,8 +23,8 @@ bool certainly_share(const ConstTensorView& a, const ConstTensorView& b) {
 
 void check_pair(const NamedView& output, const NamedView& other) {
   require(!certainly_share(output.view, other.view), output.prefix, output.name, ": ",
-          describe(output.view), " shares memory with ", other.prefix, other.name, ", ",
-          describe(other.view), "; an output needs memory of its own");
+          described(output.view), " shares memory with ", other.prefix, other.name, ", ",
+          described(other.view), "; an output needs memory of its own");
 }
 
 }  // namespace

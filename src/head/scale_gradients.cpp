@@ -2,6 +2,7 @@
 #include <tuple>
 
 #include "core/check.h"
+#include "core/described.h"
 #include "core/element.h"
 #include "core/parallel.h"
 #include "head/overlap.h"
@@ -18,7 +19,7 @@ RowMatrix gradient_rows(std::string_view name, const TensorView& view, bool vect
   require(is_head_float(view.dtype()), name, ": expected f32, bf16 or f16, got ",
           name_of(view.dtype()));
   require(vector ? view.rank() == 1 : view.rank() >= 2, name, ": expected ",
-          vector ? "1 dimension" : "2 dimensions or more", ", got ", describe(view));
+          vector ? "1 dimension" : "2 dimensions or more", ", got ", described(view));
   require_data(name, view);
   require_own_elements(name, view);
   if (vector) return {1, view.size(0), view.size(0), view.stride(0)};
@@ -40,9 +41,9 @@ void scale_on_cpu(const Context& context, double factor, const TensorView& view,
 
 void scale_gradients(const Context& context, const ConstTensorView& factor,
                      const HeadGradients& gradients) {
-  require(factor.defined() && factor.numel() == 1 && factor.dtype() == DType::f32,
-          "factor: expected an f32 scalar, got ",
-          factor.defined() ? describe(factor) : std::string("none"));
+  require(factor.defined(), "factor: expected an f32 scalar, got none");
+  require(factor.numel() == 1 && factor.dtype() == DType::f32,
+          "factor: expected an f32 scalar, got ", described(factor));
   require_apart({{"d_hidden", gradients.d_hidden},
                  {"d_weight", gradients.d_weight},
                  {"d_bias", gradients.d_bias}},

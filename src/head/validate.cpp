@@ -4,9 +4,21 @@
 #include <limits>
 
 #include "core/check.h"
+#include "core/described.h"
 #include "core/element.h"
 
 namespace logitless {
+
+namespace {
+
+void require_f32_or(std::string_view name, DType dtype, DType other) {
+  if (dtype == DType::f32 || dtype == other) return;
+  throw InvalidArgument(concat(name, ": expected f32",
+                               other == DType::f32 ? "" : concat(" or ", name_of(other)), ", got ",
+                               name_of(dtype)));
+}
+
+}  // namespace
 
 RowMatrix as_rows(std::string_view name, const ConstTensorView& view) {
   RowMatrix out;
@@ -23,7 +35,7 @@ RowMatrix as_rows(std::string_view name, const ConstTensorView& view) {
         found = true;
       } else {
         require(
-            view.stride(d) == out.row_stride * out.rows, name, ": ", describe(view),
+            view.stride(d) == out.row_stride * out.rows, name, ": ", described(view),
             " has leading dimensions that do not collapse to one row stride; make it contiguous");
       }
     }
@@ -47,7 +59,7 @@ void TokenOutput::set(std::int64_t flat, double value) const {
 
 void require_data(std::string_view name, const ConstTensorView& view) {
   require(!view.defined() || view.data() != nullptr || view.numel() == 0, name, ": ",
-          describe(view), " has no data");
+          described(view), " has no data");
 }
 
 void require_per_token(std::string_view name, const ConstTensorView& view,
@@ -63,7 +75,7 @@ void require_per_token(std::string_view name, const ConstTensorView& view,
     for (int d = 0; d < lead; ++d) expected += concat(d ? ", " : "", hidden.size(d));
     if (last >= 0) expected += concat(lead > 0 ? ", " : "", last);
     throw InvalidArgument(concat(name, ": expected shape ", expected, "] to go with hidden ",
-                                 describe(hidden), ", got ", describe(view)));
+                                 described(hidden), ", got ", described(view)));
   }
   if (index_dtype) {
     require(is_index(view.dtype()), name, ": expected i32 or i64, got ", name_of(view.dtype()));
@@ -75,7 +87,7 @@ void require_per_token(std::string_view name, const ConstTensorView& view,
 void require_own_elements(std::string_view name, const ConstTensorView& view) {
   if (view.defined() && view.numel() == 0) return;
   for (int d = 0; d < view.rank(); ++d) {
-    require(view.size(d) <= 1 || view.stride(d) != 0, name, ": ", describe(view),
+    require(view.size(d) <= 1 || view.stride(d) != 0, name, ": ", described(view),
             " is broadcast (a stride of 0); an output needs memory of its own for each element");
   }
 }
@@ -91,10 +103,8 @@ void require_vector(std::string_view name, const ConstTensorView& view, std::int
   if (!view.defined()) return;
   require_data(name, view);
   require(view.rank() == 1 && view.size(0) == size, name, ": expected shape [", size, "], got ",
-          describe(view));
-  require(view.dtype() == DType::f32 || view.dtype() == other, name, ": expected f32",
-          other == DType::f32 ? "" : concat(" or ", name_of(other)), ", got ",
-          name_of(view.dtype()));
+          described(view));
+  require_f32_or(name, view.dtype(), other);
 }
 
 void require_gradient(std::string_view name, const ConstTensorView& view,
@@ -103,10 +113,8 @@ void require_gradient(std::string_view name, const ConstTensorView& view,
   require_data(name, view);
   bool same = view.rank() == like.rank();
   for (int d = 0; same && d < like.rank(); ++d) same = view.size(d) == like.size(d);
-  require(same, name, ": expected the shape of ", describe(like), ", got ", describe(view));
-  require(view.dtype() == DType::f32 || view.dtype() == like.dtype(), name, ": expected f32",
-          like.dtype() == DType::f32 ? "" : concat(" or ", name_of(like.dtype())), ", got ",
-          name_of(view.dtype()));
+  require(same, name, ": expected the shape of ", described(like), ", got ", described(view));
+  require_f32_or(name, view.dtype(), like.dtype());
   require_own_elements(name, view);
 }
 
@@ -115,7 +123,7 @@ HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& wei
   require(hidden.defined(), "hidden: expected a tensor [..., D], got none");
   require(weight.defined(), "weight: expected a tensor [V, D], got none");
   require(hidden.rank() >= 1, "hidden: expected [..., D], got a scalar");
-  require(weight.rank() == 2, "weight: expected [V, D], got ", describe(weight));
+  require(weight.rank() == 2, "weight: expected [V, D], got ", described(weight));
   require(is_head_float(hidden.dtype()), "hidden: expected f32, bf16 or f16, got ",
           name_of(hidden.dtype()));
   const DType dtype = weight.dtype() == hidden.dtype() ? hidden.dtype() : DType::f32;
@@ -126,11 +134,11 @@ HeadShape require_head(const ConstTensorView& hidden, const ConstTensorView& wei
           wide ? "16 bits" : name_of(DType::f32), ", got ", name_of(weight.dtype()));
   const std::int64_t dim = hidden.size(hidden.rank() - 1);
   require(columns < 0 || weight.size(1) == columns, "weight: expected [V, ", columns,
-          "], the sharding's columns, got ", describe(weight));
-  require(columns >= 0 || weight.size(1) == dim, "weight: ", describe(weight),
-          " does not go with hidden ", describe(hidden), ": their last dimensions differ");
-  require(dim >= 1, "hidden: ", describe(hidden), " has no columns");
-  require(weight.size(0) >= least_rows, "weight: ", describe(weight), " has no rows");
+          "], the sharding's columns, got ", described(weight));
+  require(columns >= 0 || weight.size(1) == dim, "weight: ", described(weight),
+          " does not go with hidden ", described(hidden), ": their last dimensions differ");
+  require(dim >= 1, "hidden: ", described(hidden), " has no columns");
+  require(weight.size(0) >= least_rows, "weight: ", described(weight), " has no rows");
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() - kVocabTile;
   require(weight.size(0) <= kMost, "weight: ", weight.size(0),
           " vocabulary entries are over the limit of ", kMost);

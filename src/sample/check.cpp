@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "core/described.h"
 #include "head/overlap.h"
 #include "head/validate.h"
 #include "sample/state.h"
@@ -14,7 +15,7 @@ namespace {
 
 void require_contiguous(std::string_view name, const ConstTensorView& view) {
   require(!view.defined() || view.contiguous(), name, ": expected a contiguous tensor, got ",
-          describe(view));
+          described(view));
 }
 
 LogitsForm logits_form(const Context& context, const ConstTensorView& hidden,
@@ -27,7 +28,7 @@ LogitsForm logits_form(const Context& context, const ConstTensorView& hidden,
   require(hidden.rank() <= kMaxRank - 1,
           "hidden: expected [..., D] with at most two leading "
           "dimensions, got ",
-          describe(hidden));
+          described(hidden));
   require_transform(logit_scale, softcap);
   form.bias = bias.defined();
   if (form.bias) form.bias_dtype = bias.dtype();

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "core/described.h"
 #include "kernels/device/stream.h"
 #include "logitless/head.h"
 #include "sample/state.h"
@@ -35,8 +36,8 @@ const SamplePlan::State& state_of(const SamplePlan& plan, bool top) {
 auto same_as_planned(const SamplePlan::State& s, std::size_t& at) {
   return [&s, &at](const char* name, const ConstTensorView& view) {
     const ConstTensorView& planned = s.tensors[at++];
-    require(same_form(view, planned), name, ": the plan is for ", describe(planned), ", got ",
-            describe(view));
+    require(same_form(view, planned), name, ": the plan is for ", described(planned), ", got ",
+            described(view));
   };
 }
 

@@ -1,12 +1,13 @@
 #include "head/cuda/views.h"
 
 #include "core/check.h"
+#include "core/described.h"
 
 namespace logitless::cuda {
 
 void require_contiguous(std::string_view name, const ConstTensorView& view) {
   // Strides of an empty view do not matter: PyTorch's may be 0.
-  require(!view.defined() || view.numel() == 0 || view.contiguous(), name, ": ", describe(view),
+  require(!view.defined() || view.numel() == 0 || view.contiguous(), name, ": ", described(view),
           " is not contiguous; on a GPU it must be");
 }
 
