@@ -30,10 +30,13 @@ TargetOrder Backward::target_order() const {
 }
 
 TargetEntries Backward::target_entries() const {
+  const bool many = to_.d_weight.data != nullptr &&
+                    adds_entries(run_.kernel, run_.plan_tokens(), run_.features, run_.sizes);
   return {run_.at<std::int32_t>(run_.layout.gradients.entry_begin),
           run_.at<std::int32_t>(run_.layout.gradients.entry_vocab),
           run_.at<std::int32_t>(run_.layout.gradients.entry_tokens),
-          run_.at<float>(run_.layout.gradients.entry_values)};
+          run_.at<float>(run_.layout.gradients.entry_values),
+          many ? run_.at<float>(run_.layout.gradients.many) : nullptr};
 }
 
 std::int32_t Backward::fixed_tokens(const ForwardCall& chunk) const {
@@ -245,12 +248,6 @@ RunningSums Backward::running_sums(const BlockCall& block, const ChunkPlace& pla
   return out;
 }
 
-void Backward::add_many_entries(GradientGemmsCall& p) const {
-  if (!adds_entries(run_.kernel, run_.plan_tokens(), run_.features, run_.sizes)) return;
-  sum_many_entries(p, run_.at<float>(run_.layout.gradients.many));
-  p.many = run_.at<float>(run_.layout.gradients.many);
-}
-
 void Backward::products(const BlockCall& block, const ChunkPlace& place,
                         bool first_vocab_block) const {
   const ForwardCall& c = block.chunk;
@@ -290,7 +287,6 @@ void Backward::products(const BlockCall& block, const ChunkPlace& place,
     p.d_weight.data =
         advance(p.d_weight.data, block.vocab_begin * p.d_weight.stride, p.d_weight.dtype);
     p.running = running_sums(block, place);
-    add_many_entries(p);
   }
   run_.kernel.gradient_gemms(p);
 }

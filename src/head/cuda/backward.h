@@ -47,7 +47,6 @@ class Backward {
                    const float* logit_weights) const;
   // Computes sum_i gamma_i x_i, for d_weight.
   void sum_hidden(const ForwardCall& chunk) const;
-  void add_many_entries(GradientGemmsCall& p) const;
   // Adds the parts of targets and smoothing to d_bias.
   void add_bias_parts(const BlockCall& block, float* sums) const;
 

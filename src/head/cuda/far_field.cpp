@@ -220,7 +220,9 @@ void FarField::gradients(const ForwardCall& chunk, const ChunkPlace& place,
   }
   order_targets(chunk, backward_.target_order());
   prepare_block(b);
-  list_targets(b, backward_.target_order(), backward_.target_entries());
+  TargetEntries entries = backward_.target_entries();
+  entries.many = nullptr;  // summed later, in memory that the selection of tiles uses
+  list_targets(b, backward_.target_order(), entries);
   if (!run_.sizes.both) {
     select_tiles(chunk, b.rows);
     use_arranged_order(chunk);
@@ -233,7 +235,7 @@ void FarField::gradients(const ForwardCall& chunk, const ChunkPlace& place,
   GradientGemmsCall targets = backward_.gemms_call(chunk);
   targets.block_vocab = vocab;
   targets.entries = backward_.target_entries();
-  backward_.add_many_entries(targets);
+  if (targets.entries.many != nullptr) sum_many_entries(targets);
   b.block = chunk.block;
   for (FarVocabBlock vocab_block; vocab_block.first < vocab;
        vocab_block.first += vocab_block.vocab_count) {
@@ -351,7 +353,6 @@ GradientGemmsCall FarField::near_call(const ForwardCall& c, bool first_chunk,
   if (run_.d_weight.data == nullptr) return p;
   p.d_weight = backward_.weight_sums(first_chunk);
   p.entries = backward_.target_entries();
-  p.many = run_.at<float>(run_.layout.gradients.many);
   p.far.tile_gradient = run_.at<float>(run_.layout.far.tile_gradient);
   if (smooths_apart(run_.features)) {
     p.hidden_sum = run_.at<float>(run_.layout.gradients.hidden_sum);

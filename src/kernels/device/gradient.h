@@ -70,7 +70,9 @@ struct TargetOrder {
 inline constexpr std::int32_t kNoVocabId = 0x7fffffff;
 // Up to this many targets are sorted by comparing all pairs, more of them by a counting sort.
 inline constexpr std::int64_t kFewTargets = 16384;
+// Sorts them where they are more than kSortedInBlock; list_targets sorts fewer.
 void order_targets(const ForwardCall& chunk, const TargetOrder& order);
+inline constexpr std::int64_t kSortedInBlock = 1024;
 // Sorts any keys below `bound` (or kNoVocabId) in `order.vocab_ids`: slots [count] gets their
 // order. counts [2 (bound + 2)].
 void order_keys(const TargetOrder& order, std::int64_t count, std::int64_t bound, Stream stream);
@@ -80,7 +82,10 @@ struct TargetEntries {
   std::int32_t* vocab_ids = nullptr;  // [tokens, K]: rows of the full weight, ascending
   std::int32_t* tokens = nullptr;     // [tokens, K]: rows of hidden, or of its original
   float* coefficients = nullptr;      // [tokens, K]
+  // [many_rows(tokens * K), dim]: see sum_many_entries, for a 16-bit d_weight. Null: not wanted.
+  float* many = nullptr;
 };
+// Lists the targets of a block after prepare_block, and sums those of frequent entries.
 void list_targets(const BlockCall& block, const TargetOrder& order, const TargetEntries& entries);
 
 // A gradient [rows, columns], f32, the dtype of hidden, or of 16 bits beside f32 hidden, with
@@ -154,9 +159,6 @@ struct GradientGemmsCall {
   std::int32_t vocab_begin = 0;             // of the block
   const float* coefficient = nullptr;
   TargetEntries entries;
-  // [many_rows(tokens * K), dim]: result of sum_many_entries for a 16-bit d_weight, which the GEMM
-  // adds instead of those entries.
-  const float* many = nullptr;
   const float* factor = nullptr;
   const RowCoefficients* rows = nullptr;
   const float* weight_sum = nullptr;     // [dim]: sum_j omega_j weight_j; null: no such term
@@ -200,7 +202,7 @@ void sum_columns(const ColumnSumCall& call);
 // which is unique to the entry.
 inline constexpr int kFewEntries = 8;
 constexpr std::int64_t many_rows(std::int64_t slots) { return slots / (kFewEntries + 1) + 1; }
-void sum_many_entries(const GradientGemmsCall& call, float* many);
+void sum_many_entries(const GradientGemmsCall& call);
 // d_weight_j (fp32) += sum of coefficient * hidden over the entries of j.
 void add_weight_targets(const GradientGemmsCall& call);
 // d_bias[j] += sum of the coefficients of the entries of j.

@@ -113,7 +113,7 @@ void put_far_vocab(const GradientGemmsCall& c) {
   a.hidden_sum = c.hidden_sum;
   // for f32 add_weight_targets adds them
   if (c.d_weight.dtype != DType::f32) a.entries = c.entries;
-  a.many = c.many;
+  a.many = c.entries.many;
   a.hidden = c.hidden;
   a.hidden_stride = c.hidden_stride;
   a.dim = c.dim;

@@ -227,6 +227,14 @@ void begin_forward_by_tiles(const TileKernel& kernel, const ForwardCall& c) {
     return;
   }
   const TokenFlags flags = f.flags();
+  if (c.given_logits == nullptr && c.shape.targets_per_token == 1 && c.shape.tokens <= kFewTokens) {
+    with_type(c.shape.dtype, [&](auto type) {
+      target_logits_of_few<decltype(type)>
+          <<<static_cast<unsigned>(f.layout.rows / 8), 256, 0, f.stream>>>(c, f.local_targets,
+                                                                           flags, f.reference);
+    });
+    return require_cuda(cudaGetLastError(), "target logits");
+  }
   if (c.given_logits == nullptr) {
     launch_target_logits(c, f.local_targets, flags);
   } else {

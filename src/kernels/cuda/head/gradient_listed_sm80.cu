@@ -212,7 +212,7 @@ FarGradients<T> gradients_of(const GradientGemmsCall& c) {
   g.logit_weights = c.logit_weights;
   if (c.d_weight.dtype != DType::f32) g.targets = c.entries;
   g.unscale = c.weight_unscale;
-  g.many = c.many;
+  g.many = c.entries.many;
   g.hidden = static_cast<const T*>(c.hidden);
   g.target_stride = c.hidden_stride;
   return g;

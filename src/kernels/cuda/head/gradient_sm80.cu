@@ -127,7 +127,7 @@ __device__ __forceinline__ void split(float sum, float& high, std::uint8_t& low)
 }
 
 // A strip of d_weight: sums [rows, dim] of the block's entries from `first` on. A thread block for
-// each entry. c.many null: targets are added afterwards.
+// each entry. c.entries.many null: targets are added afterwards.
 template <typename T, typename Out, int kWide>
 __global__ void __launch_bounds__(kThreads)
     finish_weight(const GradientGemmsCall c, const float* sums, std::int64_t first,
@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(kThreads)
   std::uint8_t* const low = c.running.low == nullptr ? nullptr : c.running.low + entry * low_stride;
   const float share = c.logit_weights == nullptr ? 1.0f : c.logit_weights[entry];
   const float unscale = c.weight_unscale == nullptr ? 1.0f : *c.weight_unscale;
-  const int begin = c.many == nullptr ? 0 : c.entries.begin[entry];
-  const int end = c.many == nullptr ? 0 : c.entries.begin[entry + 1];
+  const int begin = c.entries.many == nullptr ? 0 : c.entries.begin[entry];
+  const int end = c.entries.many == nullptr ? 0 : c.entries.begin[entry + 1];
   const bool many = end - begin > kFewEntries;
   for (std::int64_t d = threadIdx.x * kWide; d < c.dim; d += kThreads * kWide) {
     float v[kWide];
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (c.hidden_sum != nullptr) add<kWide>(v, share, c.hidden_sum + d);
     if (many) {
-      add<kWide>(v, 1.0f, c.many + begin / (kFewEntries + 1) * c.dim + d);
+      add<kWide>(v, 1.0f, c.entries.many + begin / (kFewEntries + 1) * c.dim + d);
     } else {
       for (int e = begin; e < end; ++e) {
         const float coefficient = c.entries.coefficients[e];
@@ -252,7 +252,7 @@ class StripGemms {
     const bool wide = is_wide(c.d_weight.data, c.d_weight.stride, c.d_weight.dtype) &&
                       is_wide(c.hidden, c.hidden_stride, c.dtype) &&
                       is_wide(c.hidden_sum, c.dim, DType::f32) &&
-                      is_wide(c.many, c.dim, DType::f32);
+                      is_wide(c.entries.many, c.dim, DType::f32);
     const std::int64_t rows = c.fixed_tokens > 0 ? rows_ : counted_rows_;
     for (std::int64_t first = 0; first < vocab_count(r); first += rows) {
       const std::int64_t count = std::min(rows, vocab_count(r) - first);
@@ -446,7 +446,7 @@ void cublas_gradient_gemms(const GradientGemmsCall& c) {
   }
   if (!has_weight) return;
   for (int r = 0; r < std::max(c.ranges.count, 1); ++r) gemms.make_weight(r);
-  if (c.many == nullptr && c.entries.begin != nullptr) add_weight_targets(c);
+  if (c.entries.many == nullptr && c.entries.begin != nullptr) add_weight_targets(c);
 }
 
 }  // namespace logitless::cuda

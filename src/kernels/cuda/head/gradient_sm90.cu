@@ -138,7 +138,7 @@ GradientArguments arguments_of(const GradientGemmsCall& c, const HiddenParts& pa
   a.entry_begin = c.entries.begin;
   a.entry_token = c.entries.tokens;
   a.entry_coefficient = c.entries.coefficients;
-  a.many = c.many;
+  a.many = c.entries.many;
   a.weight_unscale = c.weight_unscale;
   const bool apart = c.target_weight != nullptr;
   a.weight_rows = apart ? c.target_weight : c.weight;

@@ -86,28 +86,43 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *to = shares;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    set_totals(const LossCall c, const ForwardCall all, const double* partial, int blocks,
-               Totals* totals) {
+// Writes the statistics that are known before the losses, and returns the totals to all threads of
+// a block.
+__device__ Totals totals_of(const LossCall& c, const ForwardCall& all, const double* partial,
+                            int blocks) {
   const std::int64_t vocab = all.vocab_of_targets();
   const double shares = c.shares != nullptr ? *c.shares : all_shares(c, all, partial, blocks);
-  double classes = 0.0;
+  Totals totals{static_cast<double>(vocab), c.grad_loss};
   if (c.class_weight != nullptr && c.terms.label_smoothing != 0.0) {
     __syncthreads();
+    double classes = 0.0;
     for (std::int64_t j = threadIdx.x; j < vocab; j += kThreads) classes += c.class_weight[j];
-    classes = block_sum(classes);
-  } else {
-    classes = static_cast<double>(vocab);
+    totals.class_weight = block_sum(classes);
   }
-  if (threadIdx.x > 0) return;
   const double normalizer = c.normalizer > 0.0 ? c.normalizer : shares;
-  c.statistics->normalizer = normalizer;
-  c.statistics->bad_rank = -1;
-  totals->class_weight = classes;
   // Nothing to average: gradients are 0, not 0 / 0.
-  totals->upstream = c.reduction != LossReduction::mean ? c.grad_loss
-                     : normalizer == 0.0                ? 0.0
-                                                        : c.grad_loss / normalizer;
+  if (c.reduction == LossReduction::mean)
+    totals.upstream = normalizer == 0.0 ? 0.0 : c.grad_loss / normalizer;
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    c.statistics->normalizer = normalizer;
+    c.statistics->bad_rank = -1;
+  }
+  return totals;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    set_totals(const LossCall c, const ForwardCall all, const double* partial, int blocks,
+               Totals* to) {
+  const Totals totals = totals_of(c, all, partial, blocks);
+  if (threadIdx.x == 0) *to = totals;
+}
+
+// Returns the totals of a call from one of its chunks.
+__device__ Totals totals_of(const LossCall& c, const ForwardCall& chunk) {
+  ForwardCall all = chunk;
+  all.first_token = 0;
+  all.rows = nullptr;
+  return totals_of(c, all, nullptr, static_cast<int>((c.tokens + kThreads - 1) / kThreads));
 }
 
 // Writes the loss from the sums of all tokens. single: one target for each token.
@@ -137,20 +152,22 @@ __device__ void set_lse(RowCoefficients& to, double lse) {
   to.lse_rest = isfinite(to.lse_log2) ? static_cast<float>(bits - to.lse_log2) : 0.0f;
 }
 
-// partial null: a single block, which writes the loss itself.
+// known null: each block computes the totals. partial null: a single block, which writes the loss
+// itself.
 __global__ void __launch_bounds__(kThreads)
-    losses_of_tokens(const LossCall c, const ForwardCall f, const Totals* totals, Sums* partial,
+    losses_of_tokens(const LossCall c, const ForwardCall f, const Totals* known, Sums* partial,
                      RowCoefficients* rows, float* deltas) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const std::int64_t token = row < f.shape.tokens ? token_of(f, row) : 0;
   const int per_token = f.shape.targets_per_token;
+  const Totals totals = known != nullptr ? *known : totals_of(c, f);
   Sums mine{};
   RowCoefficients result{};
   bool bad = false;
   if (row < f.shape.tokens) {
     const double lse = f.lse[row];
     const double upstream =
-        c.grad_losses != nullptr ? static_cast<double>(c.grad_losses[token]) : totals->upstream;
+        c.grad_losses != nullptr ? static_cast<double>(c.grad_losses[token]) : totals.upstream;
     TokenLoss loss(c.terms, token_weight(c, token), upstream);
     for (int k = 0; k < per_token; ++k) {
       const std::int64_t slot = row * per_token + k;
@@ -170,7 +187,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (mine.valid != 0) {
       if (loss.smooths()) {
-        const double by_sum = loss.add_smoothing(lse, f.weighted_sum[row], totals->class_weight,
+        const double by_sum = loss.add_smoothing(lse, f.weighted_sum[row], totals.class_weight,
                                                  static_cast<double>(f.vocab_of_targets()));
         result.gamma = static_cast<float>(by_sum * f.logit_scale);
       }
@@ -277,6 +294,10 @@ const double* block_shares(const LossCall& c, const ForwardCall& all, int blocks
 
 // One thread block covers all tokens, which are then one chunk: chunks have at least 256.
 bool finishes_at_once(const LossCall& c) { return c.finishes && c.tokens <= kThreads; }
+// token_losses computes the totals of few tokens, which saves a launch.
+bool begins_at_once(const LossCall& c) {
+  return c.shares == nullptr && c.tokens > 0 && loss_blocks(c.tokens) <= kFewBlocks;
+}
 
 }  // namespace
 
@@ -288,6 +309,7 @@ void sum_shares(const LossCall& c, const ForwardCall& all, double* shares) {
 }
 
 void begin_loss(const LossCall& c, const ForwardCall& all) {
+  if (begins_at_once(c)) return;
   const int blocks = loss_blocks(c.tokens);
   const double* const partial = c.shares != nullptr ? nullptr : block_shares(c, all, blocks);
   set_totals<<<1, kThreads, 0, static_cast<cudaStream_t>(all.stream)>>>(
@@ -299,7 +321,7 @@ void token_losses(const LossCall& c, const ForwardCall& chunk, RowCoefficients* 
                   float* delta) {
   losses_of_tokens<<<loss_blocks(chunk.shape.tokens), kThreads, 0,
                      static_cast<cudaStream_t>(chunk.stream)>>>(
-      c, chunk, static_cast<const Totals*>(c.workspace),
+      c, chunk, begins_at_once(c) ? nullptr : static_cast<const Totals*>(c.workspace),
       finishes_at_once(c) ? nullptr : partials<Sums>(c), rows, delta);
   require_cuda(cudaGetLastError(), "losses of tokens");
 }

@@ -49,33 +49,36 @@ __global__ void __launch_bounds__(kThreads)
   atomicAdd(places + slot, before);  // of integers: the order does not matter
 }
 
-// Sorts everything in one block, for at most as many slots as it has threads. vocab_id_of(slot) is
-// the key.
-constexpr std::int32_t kOneBlock = 1024;
+// Slots in the order of their keys, in the shared memory of a thread block that has a thread for
+// each.
+constexpr auto kOneBlock = static_cast<std::int32_t>(kSortedInBlock);
+struct SortedSlots {
+  std::int32_t vocab_ids[kOneBlock];  // by slot
+  std::int32_t slots[kOneBlock];      // in order
+};
+// vocab_id_of(slot) is the key. Returns the calling thread's.
 template <typename VocabIdOf>
-__device__ __forceinline__ void order_in_block(const VocabIdOf& vocab_id_of,
-                                               const TargetOrder& order, std::int32_t count) {
-  __shared__ std::int32_t vocab_ids[kOneBlock];
+__device__ __forceinline__ std::int32_t sort_in_block(const VocabIdOf& vocab_id_of,
+                                                      std::int32_t count, SortedSlots& sorted) {
   const auto slot = static_cast<std::int32_t>(threadIdx.x);
   const std::int32_t vocab_id = slot < count ? vocab_id_of(slot) : kNoVocabId;
-  vocab_ids[slot] = vocab_id;
+  sorted.vocab_ids[slot] = vocab_id;
   __syncthreads();
-  if (slot >= count) return;
-  std::int32_t place = 0;
+  if (slot < count) {
+    std::int32_t place = 0;
 #pragma unroll 8
-  for (std::int32_t i = 0; i < count; ++i)
-    place += vocab_ids[i] < vocab_id || (vocab_ids[i] == vocab_id && i < slot) ? 1 : 0;
-  order.vocab_ids[slot] = vocab_id;
-  order.places[slot] = place;
-  order.slots[place] = slot;
-}
-__global__ void __launch_bounds__(kOneBlock)
-    order_block_of_targets(const ForwardCall c, const TargetOrder order, std::int32_t count) {
-  order_in_block([&](std::int32_t slot) { return row_or_none(c, slot); }, order, count);
+    for (std::int32_t i = 0; i < count; ++i)
+      place += sorted.vocab_ids[i] < vocab_id || (sorted.vocab_ids[i] == vocab_id && i < slot);
+    sorted.slots[place] = slot;
+  }
+  __syncthreads();
+  return vocab_id;
 }
 __global__ void __launch_bounds__(kOneBlock)
     order_block_of_keys(const TargetOrder order, std::int32_t count) {
-  order_in_block([&](std::int32_t slot) { return order.vocab_ids[slot]; }, order, count);
+  __shared__ SortedSlots sorted;
+  sort_in_block([&](std::int32_t slot) { return order.vocab_ids[slot]; }, count, sorted);
+  if (threadIdx.x < count) order.slots[threadIdx.x] = sorted.slots[threadIdx.x];
 }
 
 // Counting sort: histogram, prefix sums, scatter in any order among equals, then rank among equals.
@@ -146,19 +149,19 @@ __global__ void __launch_bounds__(kThreads)
   if (slot < count && places[slot] >= 0) slots[places[slot]] = slot;
 }
 
-// Writes begin [entries of the block + 1] by binary search in the sorted targets, and the block's
-// entries.
-__global__ void __launch_bounds__(kThreads)
-    write_entries(const BlockCall b, const TargetOrder order, std::int32_t count,
-                  const TargetEntries entries) {
-  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+// Writes begin[at] of the block's vocabulary entries by binary search in the sorted targets, and
+// target `at` of them. vocab_ids by slot, slots in order.
+__device__ __forceinline__ void write_entry(const BlockCall& b, std::int64_t at,
+                                            const std::int32_t* vocab_ids,
+                                            const std::int32_t* slots, std::int32_t count,
+                                            const TargetEntries& entries) {
   if (at <= b.vocab_count) {
     const std::int64_t vocab_id = b.vocab_begin + at;
     std::int32_t low = 0;
     std::int32_t high = count;
     while (low < high) {
       const std::int32_t middle = (low + high) / 2;
-      if (order.vocab_ids[order.slots[middle]] < vocab_id) {
+      if (vocab_ids[slots[middle]] < vocab_id) {
         low = middle + 1;
       } else {
         high = middle;
@@ -167,15 +170,20 @@ __global__ void __launch_bounds__(kThreads)
     entries.begin[at] = low;
   }
   if (at < count) {
-    const std::int32_t slot = order.slots[at];
-    entries.vocab_ids[at] = order.vocab_ids[slot];
+    const std::int32_t slot = slots[at];
+    entries.vocab_ids[at] = vocab_ids[slot];
     const int row = slot / b.chunk.shape.targets_per_token;
     const std::int32_t* const rows = b.chunk.original.rows;
     entries.tokens[at] = rows == nullptr ? row : rows[row];
     entries.coefficients[at] = b.coefficient[slot];
   }
 }
-
+__global__ void __launch_bounds__(kThreads)
+    write_entries(const BlockCall b, const TargetOrder order, std::int32_t count,
+                  const TargetEntries entries) {
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  write_entry(b, at, order.vocab_ids, order.slots, count, entries);
+}
 __global__ void __launch_bounds__(kThreads)
     add_coefficients(const TargetEntries entries, std::int64_t vocab_count, float* d_bias) {
   const std::int64_t vocab_id = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -188,18 +196,25 @@ __global__ void __launch_bounds__(kThreads)
   d_bias[vocab_id] += static_cast<float>(sum);
 }
 
-// Sums the entries [first, end) in one column.
+// Sums the entries [first, end) in one column of hidden. coefficient_of(e), token_of(e).
+template <typename T, typename Coefficient, typename Token>
+__device__ __forceinline__ float sum_entries(const T* column, std::int64_t stride,
+                                             std::int32_t first, std::int32_t end,
+                                             const Coefficient& coefficient_of,
+                                             const Token& token_of) {
+  float sum = 0.0f;
+#pragma unroll 4
+  for (std::int32_t e = first; e < end; ++e)
+    sum = fmaf(coefficient_of(e), as_float(column[token_of(e) * stride]), sum);
+  return sum;
+}
 template <typename T>
 __device__ float sum_entries(const GradientGemmsCall& c, std::int32_t first, std::int32_t end,
                              std::int64_t column) {
-  const T* const hidden = static_cast<const T*>(c.hidden) + column;
-  float sum = 0.0f;
-#pragma unroll 4
-  for (std::int32_t e = first; e < end; ++e) {
-    sum = fmaf(c.entries.coefficients[e], as_float(hidden[c.entries.tokens[e] * c.hidden_stride]),
-               sum);
-  }
-  return sum;
+  return sum_entries(
+      static_cast<const T*>(c.hidden) + column, c.hidden_stride, first, end,
+      [&](std::int32_t e) { return c.entries.coefficients[e]; },
+      [&](std::int32_t e) { return c.entries.tokens[e]; });
 }
 
 // d_weight += coefficients * hidden. The entries of the block are adjacent, and thread blocks share
@@ -223,7 +238,7 @@ __global__ void __launch_bounds__(kThreads) add_entries(const GradientGemmsCall 
 // A thread block for 256 columns of a row of `many`. It sums the one vocabulary entry with many
 // targets whose first target is in this row's slots, if there is one.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) sum_vocab(const GradientGemmsCall c, float* many) {
+__global__ void __launch_bounds__(kThreads) sum_vocab(const GradientGemmsCall c) {
   const std::int64_t slots = c.tokens * c.targets_per_token;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x;
   __shared__ std::int32_t found[2];  // its targets, [begin, end)
@@ -241,20 +256,67 @@ __global__ void __launch_bounds__(kThreads) sum_vocab(const GradientGemmsCall c,
   }
   __syncthreads();
   if (found[0] < found[1] && column < c.dim)
-    many[blockIdx.x * c.dim + column] = sum_entries<T>(c, found[0], found[1], column);
+    c.entries.many[blockIdx.x * c.dim + column] = sum_entries<T>(c, found[0], found[1], column);
+}
+
+// The rows of hidden of TargetEntries::tokens.
+__host__ __device__ ListedRows rows_of_entries(const ForwardCall& c) {
+  return c.original.data != nullptr ? c.original : ListedRows{c.hidden, c.hidden_stride, nullptr};
+}
+
+// sum_vocab from sorted targets, for kOneBlock columns.
+template <typename T>
+__device__ __forceinline__ void sum_vocab_of_sorted(const BlockCall& b, const SortedSlots& sorted,
+                                                    std::int32_t count, int part, float* many) {
+  const std::int64_t dim = b.chunk.shape.dim;
+  const auto across = static_cast<int>((dim + kOneBlock - 1) / kOneBlock);
+  const int row = part / across;
+  const std::int64_t column = std::int64_t{part % across} * kOneBlock + threadIdx.x;
+  const auto vocab_id_at = [&](std::int32_t e) { return sorted.vocab_ids[sorted.slots[e]]; };
+  const auto starts_many = [&](std::int32_t e) {
+    const std::int64_t vocab_id = vocab_id_at(e);
+    return vocab_id >= b.vocab_begin && vocab_id < b.vocab_begin + b.vocab_count &&
+           (e == 0 || vocab_id_at(e - 1) != vocab_id) && vocab_id_at(e + kFewEntries) == vocab_id;
+  };
+  const std::int32_t last = min((row + 1) * (kFewEntries + 1), count - kFewEntries);
+  std::int32_t first = row * (kFewEntries + 1);
+  while (first < last && !starts_many(first)) ++first;
+  if (first >= last || column >= dim) return;
+  std::int32_t end = first + kFewEntries + 1;
+  while (end < count && vocab_id_at(end) == vocab_id_at(first)) ++end;
+  const ListedRows hidden = rows_of_entries(b.chunk);
+  many[row * dim + column] = sum_entries(
+      static_cast<const T*>(hidden.data) + column, hidden.stride, first, end,
+      [&](std::int32_t e) { return b.coefficient[sorted.slots[e]]; },
+      [&](std::int32_t e) {
+        const int token = sorted.slots[e] / b.chunk.shape.targets_per_token;
+        return hidden.rows == nullptr ? token : hidden.rows[token];
+      });
+}
+
+// Every thread block sorts all targets for itself, which takes less time than another launch. The
+// first `blocks` write the entries, the others sum those of frequent ones.
+template <typename T>
+__global__ void __launch_bounds__(kOneBlock)
+    list_few(const BlockCall b, const TargetOrder order, std::int32_t count,
+             const TargetEntries entries, int blocks) {
+  __shared__ SortedSlots sorted;
+  const std::int32_t mine =
+      sort_in_block([&](std::int32_t slot) { return row_or_none(b.chunk, slot); }, count, sorted);
+  const int part = static_cast<int>(blockIdx.x) - blocks;
+  if (part >= 0) return sum_vocab_of_sorted<T>(b, sorted, count, part, entries.many);
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kOneBlock + threadIdx.x;
+  if (at < count) order.vocab_ids[at] = mine;
+  write_entry(b, at, sorted.vocab_ids, sorted.slots, count, entries);
 }
 
 }  // namespace
 
 void order_targets(const ForwardCall& c, const TargetOrder& order) {
   const std::int64_t count = c.shape.tokens * c.shape.targets_per_token;
-  if (count == 0) return;
-  const auto stream = static_cast<cudaStream_t>(c.stream);
-  if (count <= kOneBlock) {
-    order_block_of_targets<<<1, kOneBlock, 0, stream>>>(c, order, static_cast<std::int32_t>(count));
-    return require_cuda(cudaGetLastError(), "order of the targets");
-  }
-  read_vocab<<<blocks_of(count), kThreads, 0, stream>>>(c, order.vocab_ids);
+  if (count <= kOneBlock) return;  // list_targets sorts them
+  read_vocab<<<blocks_of(count), kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(
+      c, order.vocab_ids);
   require_cuda(cudaGetLastError(), "vocabulary entries of the targets");
   order_keys(order, count, c.shape.vocab, c.stream);
 }
@@ -292,12 +354,37 @@ void order_keys(const TargetOrder& order, std::int64_t count, std::int64_t bound
 }
 
 void list_targets(const BlockCall& b, const TargetOrder& order, const TargetEntries& entries) {
-  const std::int64_t count = b.chunk.shape.tokens * b.chunk.shape.targets_per_token;
+  const ForwardShape& s = b.chunk.shape;
+  const auto count = static_cast<std::int32_t>(s.tokens * s.targets_per_token);
   if (count == 0) return;
-  write_entries<<<blocks_of(std::max(count, b.vocab_count + 1)), kThreads, 0,
-                  static_cast<cudaStream_t>(b.chunk.stream)>>>(
-      b, order, static_cast<std::int32_t>(count), entries);
+  const auto stream = static_cast<cudaStream_t>(b.chunk.stream);
+  const std::int64_t threads = std::max<std::int64_t>(count, b.vocab_count + 1);
+  if (count <= kOneBlock) {
+    const std::int64_t blocks = (threads + kOneBlock - 1) / kOneBlock;
+    const bool sums = entries.many != nullptr && count > kFewEntries;
+    const std::int64_t parts = sums ? many_rows(count) * ((s.dim + kOneBlock - 1) / kOneBlock) : 0;
+    with_type(s.dtype, [&](auto type) {
+      list_few<decltype(type)><<<static_cast<unsigned>(blocks + parts), kOneBlock, 0, stream>>>(
+          b, order, count, entries, static_cast<int>(blocks));
+    });
+    return require_cuda(cudaGetLastError(), "entries of the targets");
+  }
+  write_entries<<<blocks_of(threads), kThreads, 0, stream>>>(b, order, count, entries);
   require_cuda(cudaGetLastError(), "entries of the targets");
+  if (entries.many == nullptr) return;
+  GradientGemmsCall sums;
+  const ListedRows hidden = rows_of_entries(b.chunk);
+  sums.tokens = s.tokens;
+  sums.targets_per_token = s.targets_per_token;
+  sums.dim = s.dim;
+  sums.dtype = s.dtype;
+  sums.hidden = hidden.data;
+  sums.hidden_stride = hidden.stride;
+  sums.vocab_begin = static_cast<std::int32_t>(b.vocab_begin);
+  sums.block_vocab = b.vocab_count;
+  sums.entries = entries;
+  sums.stream = b.chunk.stream;
+  sum_many_entries(sums);
 }
 
 void add_weight_targets(const GradientGemmsCall& c) {
@@ -309,11 +396,12 @@ void add_weight_targets(const GradientGemmsCall& c) {
   require_cuda(cudaGetLastError(), "targets of d_weight");
 }
 
-void sum_many_entries(const GradientGemmsCall& c, float* many) {
+void sum_many_entries(const GradientGemmsCall& c) {
+  if (c.tokens * c.targets_per_token <= kFewEntries) return;
   const dim3 grid(static_cast<unsigned>(many_rows(c.tokens * c.targets_per_token)),
                   blocks_of(c.dim));
   with_type(c.dtype, [&](auto type) {
-    sum_vocab<decltype(type)><<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c, many);
+    sum_vocab<decltype(type)><<<grid, kThreads, 0, static_cast<cudaStream_t>(c.stream)>>>(c);
   });
   require_cuda(cudaGetLastError(), "targets of frequent vocabulary entries");
 }

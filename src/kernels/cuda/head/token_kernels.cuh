@@ -47,38 +47,42 @@ __device__ __forceinline__ float2 two_elements(const T* row, std::int64_t k, std
   return make_float2(as_float(row[k]), k + 1 < dim ? as_float(row[k + 1]) : 0.0f);
 }
 
-// One warp for each target: logits [tokens, K] = z, 0 where the shard has no row for it. Resets the
-// flags, if there are any.
+// Returns the logit of a target to all lanes of a warp, 0 where the shard has no row for it.
+template <typename T>
+__device__ __forceinline__ float logit_of_slot(const ForwardCall& c, std::int64_t slot, int lane) {
+  const std::int64_t vocab_id = target_of(c, slot);
+  if (!is_local(c, vocab_id)) return 0.0f;
+  const std::int64_t row = row_of_vocab_id(c, vocab_id);
+  const std::int64_t token = slot / c.shape.targets_per_token;
+  const T* const x = static_cast<const T*>(c.hidden) + token * c.hidden_stride;
+  const T* const w = static_cast<const T*>(c.weight) + row * c.weight_stride;
+  const auto starts = reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(w);
+  float z = 0.0f;
+  const auto add = [&](std::int64_t k, bool paired) {
+    const float2 a = two_elements(x, k, c.shape.dim, paired);
+    const float2 b = two_elements(w, k, c.shape.dim, paired);
+    z = fmaf(a.x, b.x, fmaf(a.y, b.y, z));
+  };
+  if (c.shape.dim % 2 == 0 && starts % (2 * sizeof(T)) == 0) {
+#pragma unroll 16  // few tokens wait for memory: many loads are under way
+    for (std::int64_t k = lane * 2; k < c.shape.dim; k += 64) add(k, true);
+  } else {
+    for (std::int64_t k = lane * 2; k < c.shape.dim; k += 64) add(k, false);
+  }
+  for (int step = 16; step > 0; step /= 2) z += __shfl_xor_sync(~0u, z, step);
+  if (c.bias != nullptr) z += c.bias[row];
+  return softcap(z * c.logit_scale, c.softcap);
+}
+
+// A warp for each target: logits [tokens, K]. Resets the flags, if there are any.
 template <typename T>
 __global__ void __launch_bounds__(256)
     target_logits(const ForwardCall c, float* logits, const TokenFlags flags) {
   if (flags.active != nullptr && blockIdx.x == 0 && threadIdx.x == 0) clear(c, flags);
   const std::int64_t slot = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  if (slot >= c.shape.tokens * c.shape.targets_per_token) return;
   const int lane = threadIdx.x % 32;
-  const int per_token = c.shape.targets_per_token;
-  if (slot >= c.shape.tokens * per_token) return;
-  const std::int64_t vocab_id = target_of(c, slot);
-  float z = 0.0f;
-  if (is_local(c, vocab_id)) {
-    const std::int64_t row = row_of_vocab_id(c, vocab_id);
-    const T* const x = static_cast<const T*>(c.hidden) + slot / per_token * c.hidden_stride;
-    const T* const w = static_cast<const T*>(c.weight) + row * c.weight_stride;
-    const auto starts = reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(w);
-    const auto add = [&](std::int64_t k, bool paired) {
-      const float2 a = two_elements(x, k, c.shape.dim, paired);
-      const float2 b = two_elements(w, k, c.shape.dim, paired);
-      z = fmaf(a.x, b.x, fmaf(a.y, b.y, z));
-    };
-    if (c.shape.dim % 2 == 0 && starts % (2 * sizeof(T)) == 0) {
-#pragma unroll 16  // few tokens wait for memory: many loads are under way
-      for (std::int64_t k = lane * 2; k < c.shape.dim; k += 64) add(k, true);
-    } else {
-      for (std::int64_t k = lane * 2; k < c.shape.dim; k += 64) add(k, false);
-    }
-    for (int step = 16; step > 0; step /= 2) z += __shfl_xor_sync(~0u, z, step);
-    if (c.bias != nullptr) z += c.bias[row];
-    z = softcap(z * c.logit_scale, c.softcap);
-  }
+  const float z = logit_of_slot<T>(c, slot, lane);
   if (lane == 0) logits[slot] = z;
 }
 
@@ -107,37 +111,71 @@ __device__ __forceinline__ bool has_logit(const ForwardCall& c, std::int64_t voc
   return c.given_logits != nullptr ? is_target(c, vocab_id) : is_local(c, vocab_id);
 }
 
+// Returns true if a token has a target. Notes targets out of range in bad_target.
+__device__ __forceinline__ bool check_targets(const ForwardCall& c, std::int64_t row) {
+  if (row >= c.shape.tokens) return false;
+  const int per_token = c.shape.targets_per_token;
+  bool any = false;
+  for (std::int64_t slot = row * per_token; slot < (row + 1) * per_token; ++slot) {
+    const std::int64_t vocab_id = target_of(c, slot);
+    if (is_target(c, vocab_id)) {
+      any = true;
+    } else if (is_bad(c, vocab_id)) {
+      const std::int64_t position = place_of(c, slot) + (c.sequence > 0 ? 1 : 0);
+      atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
+                static_cast<unsigned long long>(position));
+    }
+  }
+  return any;
+}
+
+// Sets the flags of a pair of tiles, by a thread block of 256. `any`: of each thread's token.
+__device__ __forceinline__ void set_flags(const TokenFlags& flags, int pair, bool any) {
+  any = __syncthreads_or(any) != 0;
+  if (threadIdx.x > 0) return;
+  flags.active[pair] = any;
+  flags.repair[pair] = 0;
+  if (any) atomicMax(flags.active + flags.token_pairs, pair + 1);
+}
+
 // reference[token] = the exponent of the greatest of its target logits, 0 where there is none. It
 // is seldom more than some tens of bits below the greatest logit's. A thread block for each pair of
-// tiles sets its flags; a target out of range is noted in bad_target.
+// tiles sets its flags.
 __global__ void __launch_bounds__(256)
     guess_reference(const ForwardCall c, const float* target_logits, const TokenFlags flags,
                     float* reference) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x;
   const int per_token = c.shape.targets_per_token;
   float top = -INFINITY;
-  bool any = false;
-  if (row < c.shape.tokens) {
-    for (int k = 0; k < per_token; ++k) {
-      const std::int64_t slot = row * per_token + k;
-      const std::int64_t vocab_id = target_of(c, slot);
-      if (has_logit(c, vocab_id)) top = fmaxf(top, target_logits[slot]);
-      if (is_target(c, vocab_id)) {
-        any = true;
-      } else if (is_bad(c, vocab_id)) {
-        const std::int64_t position = place_of(c, slot) + (c.sequence > 0 ? 1 : 0);
-        atomicMin(reinterpret_cast<unsigned long long*>(c.bad_target),
-                  static_cast<unsigned long long>(position));
-      }
-    }
+  for (int k = 0; row < c.shape.tokens && k < per_token; ++k) {
+    const std::int64_t slot = row * per_token + k;
+    if (has_logit(c, target_of(c, slot))) top = fmaxf(top, target_logits[slot]);
   }
   reference[row] = reference_of(top);
   flags.repair_rows[row] = 0;
-  any = __syncthreads_or(any) != 0;
-  if (threadIdx.x > 0) return;
-  flags.active[blockIdx.x] = any;
-  flags.repair[blockIdx.x] = 0;
-  if (any) atomicMax(flags.active + flags.token_pairs, static_cast<int>(blockIdx.x) + 1);
+  set_flags(flags, static_cast<int>(blockIdx.x), check_targets(c, row));
+}
+
+// target_logits and guess_reference in one launch, of few tokens with one target each: a warp for
+// each padded token. The first thread block sets the flags of all.
+inline constexpr std::int64_t kFewTokens = 1024;
+template <typename T>
+__global__ void __launch_bounds__(256)
+    target_logits_of_few(const ForwardCall c, float* logits, const TokenFlags flags,
+                         float* reference) {
+  if (blockIdx.x == 0) {
+    if (threadIdx.x == 0) clear(c, flags);
+    __syncthreads();
+    for (int pair = 0; pair < flags.token_pairs; ++pair)
+      set_flags(flags, pair, check_targets(c, pair * 256 + static_cast<int>(threadIdx.x)));
+  }
+  const std::int64_t row = (static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x) / 32;
+  const int lane = threadIdx.x % 32;
+  const float z = row < c.shape.tokens ? logit_of_slot<T>(c, row, lane) : 0.0f;
+  if (lane > 0) return;
+  if (row < c.shape.tokens) logits[row] = z;
+  reference[row] = reference_of(z);
+  flags.repair_rows[row] = 0;
 }
 
 // Blocks of f16, whose range is small: exponentials are stored so that the sum of a row is about

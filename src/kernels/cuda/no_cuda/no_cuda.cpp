@@ -92,7 +92,7 @@ void sort_tokens(const ForwardCall&, const RowCoefficients*, std::span<const Tok
 void keep_audited(const ForwardCall&, const FarAudit&, const GradientOutput&) { refuse(); }
 void compare_audited(const ForwardCall&, const FarAudit&, const float*, FarSums*) { refuse(); }
 void add_weight_targets(const GradientGemmsCall&) { refuse(); }
-void sum_many_entries(const GradientGemmsCall&, float*) { refuse(); }
+void sum_many_entries(const GradientGemmsCall&) { refuse(); }
 void add_bias_targets(const TargetEntries&, std::int64_t, float*, Stream) { refuse(); }
 void sum_columns(const ColumnSumCall&) { refuse(); }
 void add_bias_smoothing(const RowCoefficients*, std::int64_t, const float*, std::int64_t, float*,
