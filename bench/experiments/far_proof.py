@@ -5,7 +5,7 @@
 
     python3 bench/experiments/far_proof.py run --words words --vocab 131072 --ways dense,backward,both --seeds 1 --out runs
 
-    python3 bench/experiments/far_proof.py report runs [...]                    # a table, and pictures as SVG
+    python3 bench/experiments/far_proof.py report runs [...]                    # tables of losses, times and errors
 
     python3 bench/experiments/far_proof.py error runs/gpt2_131072_backward_1 --words words
 
@@ -181,10 +181,10 @@ def add_run(commands):
 
 
 def add_report(commands):
-    parser = commands.add_parser("report", help="tables and pictures of logs",
+    parser = commands.add_parser("report", help="tables of logs",
                                  formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, help="folder of report.md and pictures; None: the first of the folders")
+    parser.add_argument("--out", type=Path, help="folder of report.md; None: the first of the folders")
     parser.add_argument("--promised", type=numbers(float), default="0.59,0.41", metavar="BACKWARD,BOTH",
                         help="head's time of the dense head's (docs/develop/log/far_field_figures.md, D = 768)")
     parser.add_argument("--head-ms", type=float, help="dense head of a step, measured alone (bench_head --device cuda)")

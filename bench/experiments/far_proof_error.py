@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from far_proof_chart import COLOURS, Chart
 from far_proof_head import ROWS, Head, log_header
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,17 +161,6 @@ def table(head, errors, rows):
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def draw(folder, name, rows, title):
-    for part, which in (("by_class", ""), ("unmet", " that are no target here")):
-        note = f"relative error of d_weight's rows{which}, by tenths of the vocabulary, the most frequent first"
-        chart = Chart(title, note, "tenth", "%", log=True)
-        for row_name, row in rows.items():
-            colour = COLOURS[row_name.split(",")[0].split(" ")[0]]
-            points = [(i + 1, 100 * e) for i, e in enumerate(row[part]) if e > 0]
-            chart.add(row_name, colour, points, dots="mean" in row_name)
-        chart.write(folder / f"{name}_{part}.svg")
-
-
 def error(args):
     run = log_header(args.folder)
     options = run["options"] if run else {"far-field": 0.0, "far-both": False}
@@ -193,7 +181,6 @@ def error(args):
     (out / f"{name}.md").write_text(text, encoding="utf-8")
     numbers = {"loss": losses.mean().item(), "tokens": count, "rows": rows, "missing": missing}
     (out / f"{name}.json").write_text(json.dumps(numbers, indent=1), encoding="utf-8")
-    draw(out, name, rows, f"vocabulary {head.vocab}, dim {head.dim}: error of the head's gradient by token frequency")
     print(text)
     return 1 if missing else 0
 

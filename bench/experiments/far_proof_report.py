@@ -1,11 +1,9 @@
-"""Reports the logs of `far_proof.py run`: report.md, with pictures next to it."""
+"""Reports the logs of `far_proof.py run` in report.md."""
 
 import gzip
 import json
 import statistics
 from collections import defaultdict
-
-from far_proof_chart import COLOURS, Chart
 
 WAYS = ("dense", "backward", "both")
 QUARTERS = 4
@@ -47,14 +45,6 @@ class Run:
             far = step.get("far_field")
             out.append(far is not None and far["dense_steps"] == before)
             before = far["dense_steps"] if far else 0
-        return out
-
-    def elapsed(self):
-        """Returns the cumulated seconds at each step, without validations."""
-        total, out = 0.0, {}
-        for step in self.steps:
-            total += step["seconds"]
-            out[step["step"]] = total
         return out
 
     def audits(self):
@@ -212,36 +202,6 @@ def far_table(runs):
                 "of the run's steps", "last tau"), times)])
 
 
-def draw(runs, dense, out, tag, title):
-    model = "validation loss, nats; always exact"
-    by_step, by_time = Chart(title, model, "step", "nats"), Chart(title, model, "seconds of steps", "nats")
-    off = Chart(title, "validation loss minus that of the dense run of the same seed", "step", "nats")
-    kept = Chart(title, "tiles kept of all, " + ("at audits" if runs[0].on_gpu else "in each far-field step"), "step", "%")
-    error = Chart(title, "error of the gradients, measured at audits", "step", "%")
-    seeds = {seed: 2.2 / (1 + i) for i, seed in enumerate(sorted({run.seed for run in runs}))}
-    for run in runs:
-        colour, width, elapsed = COLOURS[run.way], seeds[run.seed], run.elapsed()
-        points = sorted(run.validations.items())
-        by_step.add(run.name, colour, points, width=width)
-        by_time.add(run.name, colour, [(elapsed[s], loss) for s, loss in points if s in elapsed], width=width)
-        other = dense.get(run.seed)
-        if other and other is not run:
-            off.add(run.name, colour, [(s, loss - other.validations[s]) for s, loss in points if s in other.validations],
-                    width=width)
-        kept.add(run.name, colour, [(s, 100 * part) for s, part in run.kept()], dots=True)
-        error.add(run.name, colour, [(s, 100 * e) for s, e in run.audits()], dots=True)
-    off.lines.append((0.0, "dense"))
-    wanted = sorted({run.wanted for run in runs if run.wanted > 0})
-    error.lines += [(100 * w, "wanted") for w in wanted]
-    late = [loss for run in runs for step, loss in run.validations.items() if step > run.header["steps"] / 8]
-    top = max(late, default=None)
-    for name, chart, low, high in (("loss", by_step, None, top), ("loss_seconds", by_time, None, top),
-                                   ("off_dense", off, None, None), ("kept", kept, 0.0, None),
-                                   ("error", error, 0.0, 300 * wanted[-1] if wanted else None)):
-        if chart.write(out / f"{tag}_{name}.svg", low, high):
-            yield f"{tag}_{name}.svg"
-
-
 def text_table(folders):
     """Returns a table of the training text."""
     for folder in folders:
@@ -284,9 +244,7 @@ def write_report(folders, out, promised, head_ms):
         text += (f"## {title}\n{steps} steps, {tokens * steps / 1e6:.1f}M tokens, {epochs:.2f} times the "
                  f"{header['train_tokens'] / 1e6:.1f}M there are; rows of {length}; {header['model']['dtype']}, "
                  f"{header['device']}, logitless {header['logitless']}\n\n")
-        text += "\n".join((loss_table(runs, dense), speed_table(runs, dense, promised, head_ms), far_table(runs)))
-        tag = f"{name}_{layers}x{dim}_{vocab}_{tokens * steps // 10**6}M"
-        text += "\n" + "\n".join(f"![]({path})" for path in draw(runs, dense, out, tag, title)) + "\n\n"
+        text += "\n".join((loss_table(runs, dense), speed_table(runs, dense, promised, head_ms), far_table(runs))) + "\n"
     (out / "report.md").write_text(text, encoding="utf-8")
     print(text)
     return 0
