@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes Python's declarations of the C ABI from its headers, include/logitless/c_*.h: tools/python_c_api.py
 
-  python/logitless/_c_api.py        structs, constants, functions, defaults and options, with the header's comments
+  python/logitless/_c_api.py        structs, constants, functions, defaults and options
   python/logitless/torch/loss.pyi   the terms and weights of the loss, between the lines that say so
 
 With --check it writes nothing, names the files that are not up to date, and fails if there are any. The headers are
@@ -72,7 +72,6 @@ class Header:
     handles: set = field(default_factory=set)
     callbacks: dict = field(default_factory=dict)  # name -> (kind, [kinds of its arguments])
     functions: dict = field(default_factory=dict)  # name -> (kind, [Field])
-    texts: dict = field(default_factory=dict)  # name -> the comment before it
 
 
 def plain(comment):
@@ -132,20 +131,16 @@ def split(tokens, mark=","):
 
 
 def statements(tokens):
-    """Yields (comment before it, tokens up to its semicolon) of each declaration at the outermost level."""
-    comment, part, depth = "", [], 0
+    """Yields the tokens up to its semicolon of each declaration at the outermost level."""
+    part, depth = [], 0
     for t in tokens:
-        if t.kind == "line":
-            continue
-        if t.kind == "comment" and not part:
-            comment = plain(t.text)
-            comment = "" if comment.startswith("----") else comment  # a headline
+        if t.kind == "line" or t.kind == "comment" and not part:
             continue
         part.append(t)
         depth += (t.text in ("{", "(")) - (t.text in ("}", ")"))
         if t.text == ";" and depth == 0:
-            yield comment, part[:-1]
-            comment, part = "", []
+            yield part[:-1]
+            part = []
 
 
 def read_enum(header, name, tokens):
@@ -173,7 +168,7 @@ def read(header, text):
     for t in tokens:
         if t.kind == "line" and (match := re.match(r"\s*#define LOGITLESS_(\w+) (-?\d+)\s*$", t.text)):
             header.constants[match.group(1)] = int(match.group(2))
-    for comment, part in statements(tokens):
+    for part in statements(tokens):
         texts = [t.text for t in part if t.kind != "comment"]
         line = part[0].line
         if texts[0] == "LOGITLESS_API":
@@ -181,12 +176,10 @@ def read(header, text):
             made = declaration(part[1:open_at])
             arguments = [declaration(p) for p in split(part[open_at + 1 : -1])]
             header.functions[made.name] = (made.kind, [a for a in arguments if a.kind + a.name != "void"])
-            header.texts[made.name] = comment
         elif texts[:2] == ["typedef", "struct"] and "{" in texts:
             name = texts[-1]
             first = next(i for i, t in enumerate(part) if t.text == "{")
             header.structs[name] = fields_of(part[first + 1 : -2])
-            header.texts[name] = comment
         elif texts[:2] == ["typedef", "struct"]:
             header.handles.add(texts[-1])
         elif texts[0] == "typedef" and "(" in texts:
@@ -251,12 +244,6 @@ class Writer:
             line = f"{line} {part}".strip()
         yield indent + line
 
-    def annotation(self, f):
-        base = f.kind.replace("*", "").strip()
-        if f.count or "*" in f.kind or base in self.header.callbacks:
-            return "Any"
-        return "float" if base in ("float", "double") else "int"
-
     def default(self, f):
         match = re.search(r"\bdefault (-?\d+(?:\.\d+)?|LOGITLESS_\w+)", f.text)
         if not match:
@@ -289,22 +276,11 @@ class Writer:
 
     def struct(self, name, fields):
         yield from ("", f"class {class_name(name)}(Structure):")
-        if text := self.header.texts[name]:
-            yield from textwrap.wrap(f'"""{text}"""', WIDTH, initial_indent="    ", subsequent_indent="    ")
-            yield ""
-        for f in fields:
-            line = f"    {f.name}: {self.annotation(f)}"
-            if f.text and len(f"{line}  # {f.text}") > WIDTH:
-                yield from textwrap.wrap(f.text, WIDTH, initial_indent="    # ", subsequent_indent="    # ")
-                yield line
-            else:
-                yield f"{line}  # {f.text}" if f.text else line
         yield "    _fields_ = ["
         yield from self.packed(f'("{f.name}", {self.field_type(f, name)}),' for f in fields)
         yield "    ]"
         defaults = ", ".join(f'"{f.name}": {self.default(f)}' for f in fields if self.default(f))
         if defaults:
-            yield "    # Defaults that are not 0."
             yield f"    defaults: ClassVar[dict[str, float]] = {{{defaults}}}"
         yield ""
 
@@ -319,7 +295,7 @@ class Writer:
             for f in fields:
                 if f.count or not wanted(f.kind):
                     continue
-                default, kind = repr(self.default(f)), self.annotation(f)
+                default, kind = repr(self.default(f)), "int" if f.kind == "int64_t" else "float"
                 if f.kind in enums:
                     prefix = f"LOGITLESS_{f.kind.removeprefix(PREFIX).upper()}_"
                     named = {v: c.removeprefix(prefix).lower() for c, v in enums[f.kind].items()}
@@ -390,7 +366,8 @@ class Writer:
         lines = [
             f'"""The C ABI as ctypes: the declarations of {", ".join(names)} and {last}.',
             "",
-            'tools/python_c_api.py writes this file from those headers."""',
+            'tools/python_c_api.py writes this file from those headers, which describe the fields. A struct has in',
+            '`defaults` those that are not 0."""',
             "",
             "from __future__ import annotations",
             "",

@@ -1,6 +1,7 @@
 """The C ABI as ctypes: the declarations of c_api.h, c_communicator.h, c_far_field.h, c_sample.h, c_saved_head.h and c_sharding.h.
 
-tools/python_c_api.py writes this file from those headers."""
+tools/python_c_api.py writes this file from those headers, which describe the fields. A struct has in
+`defaults` those that are not 0."""
 
 from __future__ import annotations
 
@@ -82,15 +83,6 @@ class Term(NamedTuple):
 
 
 class Tensor(Structure):
-    """A strided view of the caller's memory. Strides count elements and may be zero or negative for inputs. The structs
-    below hold pointers to tensors: NULL is no tensor. Inputs are only read. `[...]` in their comments stands for the
-    leading sizes of hidden, at most two: [N] or [B, T]."""
-
-    data: Any
-    dtype: int
-    rank: int  # 0 to LOGITLESS_MAX_RANK; 0 is a scalar
-    shape: Any
-    strides: Any
     _fields_ = [
         ("data", c_void_p), ("dtype", c_int32), ("rank", c_int32), ("shape", c_int64 * MAX_RANK),
         ("strides", c_int64 * MAX_RANK),
@@ -98,14 +90,6 @@ class Tensor(Structure):
 
 
 class ContextOptions(Structure):
-    struct_size: int
-    device: int  # default LOGITLESS_DEVICE_CPU
-    threads: int  # 0: OMP_NUM_THREADS, or all cores that the process may use
-    kernel: Any  # the only one; NULL or "": of the environment, or the best
-    trace: Any  # text of each decision, on the calling thread; NULL: none
-    trace_user: Any  # handed to trace
-    stream: Any  # cudaStream_t that work is enqueued on; must be NULL on the CPU
-    device_index: int  # index of the GPU; must be the thread's current one
     _fields_ = [
         ("struct_size", c_size_t), ("device", c_int32), ("threads", c_int32), ("kernel", c_char_p),
         ("trace", TraceFunction), ("trace_user", c_void_p), ("stream", c_void_p), ("device_index", c_int32),
@@ -113,47 +97,15 @@ class ContextOptions(Structure):
 
 
 class PlanRequest(Structure):
-    struct_size: int
-    memory_budget: int  # bytes of workspace at most, as in plan.h; 0: its default
-    stored_fraction: float  # LOGITLESS_PLAN_STORED: in (0, 1), or 0: all that fits
-    kind: int  # default LOGITLESS_PLAN_ANY
-    accuracy: int  # logitless_accuracy of c_far_field.h; 0: exact
-    sample_every: int  # these three are of the far field: plan.h; 0: off
-    audit_rows: int  # 0: none
-    tau: float  # in (0, 1); 0: 0.003
-    compute_capability: int  # plan_head: of an absent GPU, 10 major + minor; 0: none
-    card: Any  # plan_head: whose rates, such as "A100"; NULL: of a usual card
-    expected_ignored: float  # in [0, 1]: share of the tokens, a hint: plan.h
-    budget_is_hint: int  # 1: memory_budget > 0 is doubled until a plan fits; default 0
     _fields_ = [
         ("struct_size", c_size_t), ("memory_budget", c_uint64), ("stored_fraction", c_double), ("kind", c_int32),
         ("accuracy", c_int32), ("sample_every", c_int64), ("audit_rows", c_int64), ("tau", c_float),
         ("compute_capability", c_int32), ("card", c_char_p), ("expected_ignored", c_float), ("budget_is_hint", c_int32),
     ]
-    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"kind": -1}
 
 
 class PlanInfo(Structure):
-    """A plan as numbers. `kernel` lives as long as the plan."""
-
-    struct_size: int
-    kernel: Any
-    workspace_bytes: int
-    logits_bytes: int  # fp32 logits of the unfused loss: tokens * vocab * 4
-    memory_budget: int  # of the request; 0: the default
-    tokens: int  # the most tokens of a call
-    dim: int
-    vocab: int
-    chunk_tokens: int  # tokens per chunk, the step of the outer loop
-    block_vocab: int  # vocabulary entries of one vocabulary block
-    stored_vocab: int  # vocabulary entries whose exponentials are saved per chunk
-    passes: float  # GEMMs of tokens * vocab * dim multiply-adds
-    predicted_seconds: float
-    kind: int
-    dtype: int
-    threads: int
-    reserved: int
     _fields_ = [
         ("struct_size", c_size_t), ("kernel", c_char_p), ("workspace_bytes", c_uint64), ("logits_bytes", c_uint64),
         ("memory_budget", c_uint64), ("tokens", c_int64), ("dim", c_int64), ("vocab", c_int64),
@@ -164,15 +116,6 @@ class PlanInfo(Structure):
 
 
 class PlanCandidate(Structure):
-    """A plan that was considered. `reason` (why not, or "chosen") lives as long as the plan."""
-
-    struct_size: int
-    reason: Any
-    workspace_bytes: int  # the least that it needs when it does not fit
-    passes: float
-    predicted_seconds: float
-    kind: int
-    possible: int
     _fields_ = [
         ("struct_size", c_size_t), ("reason", c_char_p), ("workspace_bytes", c_uint64), ("passes", c_double),
         ("predicted_seconds", c_double), ("kind", c_int32), ("possible", c_int32),
@@ -180,31 +123,6 @@ class PlanCandidate(Structure):
 
 
 class HeadFeatures(Structure):
-    """The features of a call that change its work, for plans made before there are tensors."""
-
-    struct_size: int
-    tokens: int  # hidden [tokens, dim], weight [vocab, dim]; tokens is an upper bound
-    dim: int
-    vocab: int
-    dtype: int  # of hidden and weight: f32, bf16 or f16; f32 if they differ
-    targets_per_token: int  # default 1
-    logit_scale: float  # default 1
-    softcap: float  # 0: none
-    bias: int
-    label_smoothing: int
-    vocab_weight: int  # class weights beside label smoothing, or vocab_weight of the head
-    entropy: int
-    argmax: int
-    d_hidden: int  # the gradients asked for
-    d_weight: int
-    d_bias: int
-    d_hidden_dtype: int  # set where the gradient is asked for, else 0
-    d_weight_dtype: int
-    entropy_gradient: int  # a cotangent of the entropy
-    accumulate: int
-    precision: int
-    narrow_hidden: int  # of a tensor of 16 bits beside f32, which is `dtype`; else 0
-    narrow_weight: int
     _fields_ = [
         ("struct_size", c_size_t), ("tokens", c_int64), ("dim", c_int64), ("vocab", c_int64), ("dtype", c_int32),
         ("targets_per_token", c_int32), ("logit_scale", c_float), ("softcap", c_float), ("bias", c_int32),
@@ -213,54 +131,19 @@ class HeadFeatures(Structure):
         ("d_weight_dtype", c_int32), ("entropy_gradient", c_int32), ("accumulate", c_int32), ("precision", c_int32),
         ("narrow_hidden", c_int32), ("narrow_weight", c_int32),
     ]
-    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"targets_per_token": 1, "logit_scale": 1.0}
 
 
 class CrossEntropyOptions(Structure):
-    """Options of the cross entropy; logitless/cross_entropy.h has the formula."""
-
-    struct_size: int
-    ignore_index: int  # default -100
-    normalizer: float  # 0: reduction mean divides by it; 0: by the sum of the weights of the valid tokens
-    reduction: int  # default LOGITLESS_REDUCTION_MEAN
-    label_smoothing: float  # in [0, 1]
-    z_loss: float  # >= 0
-    softcap: float  # > 0; 0: none
-    logit_scale: float  # default 1; finite, not 0
-    next_token: int  # hidden [B, T, D], targets [B, T] are the tokens: position t predicts t + 1
-    nan_if_empty: int  # mean over no token is NaN instead of 0
-    accumulate: int  # gradients are added to what their tensors hold
-    precision: int
     _fields_ = [
         ("struct_size", c_size_t), ("ignore_index", c_int64), ("normalizer", c_double), ("reduction", c_int32),
         ("label_smoothing", c_float), ("z_loss", c_float), ("softcap", c_float), ("logit_scale", c_float),
         ("next_token", c_int32), ("nan_if_empty", c_int32), ("accumulate", c_int32), ("precision", c_int32),
     ]
-    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"ignore_index": -100, "reduction": 1, "logit_scale": 1.0}
 
 
 class Sharding(Structure):
-    """A rank's part of the head. Local to this rank's vocabulary shard are weight [rows, D], bias [rows], d_weight and
-    d_bias; rows may differ between ranks and be 0. Global are targets, weights of the vocabulary [vocab], label
-    smoothing, argmax and all sums over the vocabulary."""
-
-    struct_size: int
-    vocab_group: Any  # the ranks of the vocabulary shards; required
-    vocab: int  # global vocabulary
-    vocab_begin: int  # the shard is vocabulary entries [vocab_begin, vocab_begin + rows)
-    vocab_ids: Any  # or i32 [rows] ascending: the shard's vocabulary entries
-    # Sequence-parallel: hidden, targets and all per-token tensors are this rank's own tokens, of any number. Otherwise
-    # they are the same on all ranks. A mean or sum is global on each rank.
-    tokens: int
-    exchange: int  # the same on all ranks; 0 without tokens
-    replicas: Any  # Further groups like this one whose tokens count in the divisor of a mean; NULL: none.
-    weight: int
-    columns: int  # local columns of a weight sharded by columns; those of all ranks make up D
-    # Not 0: ranges of a vocabulary interleaved by logitless_interleave_vocab, so that the far field selects about as
-    # many tiles on each rank. Without vocab_ids. The same on all ranks.
-    interleaved: int
     _fields_ = [
         ("struct_size", c_size_t), ("vocab_group", c_void_p), ("vocab", c_int64), ("vocab_begin", c_int64),
         ("vocab_ids", POINTER(Tensor)), ("tokens", c_int32), ("exchange", c_int32), ("replicas", c_void_p),
@@ -269,46 +152,16 @@ class Sharding(Structure):
 
 
 class CrossEntropyInputs(Structure):
-    struct_size: int
-    hidden: Any  # [..., D] f32 | bf16 | f16
-    weight: Any  # [V, D], the dtype of hidden
-    targets: Any  # i32 | i64 [...], or [..., K] with target_weight
-    bias: Any  # optional [V], f32 or the dtype of weight
-    class_weight: Any  # optional f32 [V]
-    token_weight: Any  # optional f32 [...]
-    target_weight: Any  # optional f32 [..., K]
-    grad_losses: Any  # optional f32 [...]: upstream gradients of reduction none
-    grad_loss: float  # default 1: upstream gradient
-    order: Any  # the order of a far-field plan, which needs one
-    sample_seed: int  # seed of a far-field plan with sample_every: another one for each call
-    sharding: Any  # vocabulary-parallel: c_sharding.h; NULL: none
     _fields_ = [
         ("struct_size", c_size_t), ("hidden", POINTER(Tensor)), ("weight", POINTER(Tensor)),
         ("targets", POINTER(Tensor)), ("bias", POINTER(Tensor)), ("class_weight", POINTER(Tensor)),
         ("token_weight", POINTER(Tensor)), ("target_weight", POINTER(Tensor)), ("grad_losses", POINTER(Tensor)),
         ("grad_loss", c_double), ("order", c_void_p), ("sample_seed", c_uint64), ("sharding", POINTER(Sharding)),
     ]
-    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"grad_loss": 1.0}
 
 
 class CrossEntropyOutputs(Structure):
-    """Outputs that are not NULL are written; the rest is not computed. They must not overlap inputs or each other.
-    Certain overlap is refused (intersecting contiguous tensors, equal first elements), that of interleaved views is not
-    checked. Use f32 gradients for an f16 model whose gradients are later multiplied by a loss scale: f16 lacks the
-    range before that."""
-
-    struct_size: int
-    loss: Any  # f32 [] for mean and sum, f32 [...] for none
-    d_hidden: Any  # [..., D], the dtype of hidden or f32
-    d_weight: Any  # [V, D], the dtype of weight or f32
-    d_bias: Any  # [V], f32 or the dtype of bias
-    lse: Any  # f32 [...]; 0 for ignored tokens, as in all below
-    target_logit: Any  # f32 [...]
-    log_prob: Any  # f32 [...]
-    entropy: Any  # f32 [...]
-    argmax: Any  # i32 | i64 [...]; -1 for ignored tokens
-    d_hidden_bound: Any  # f32 [...], beside d_hidden: bound of the error of each row of a far-field plan's d_hidden
     _fields_ = [
         ("struct_size", c_size_t), ("loss", POINTER(Tensor)), ("d_hidden", POINTER(Tensor)),
         ("d_weight", POINTER(Tensor)), ("d_bias", POINTER(Tensor)), ("lse", POINTER(Tensor)),
@@ -318,27 +171,6 @@ class CrossEntropyOutputs(Structure):
 
 
 class LossStatistics(Structure):
-    struct_size: int
-    tokens: int  # rows of hidden
-    valid_tokens: int  # not ignored
-    correct: int  # tokens whose argmax is the target; -1 unless argmax was requested
-    normalizer: float  # the divisor of reduction mean
-    mean_lse: float  # over valid tokens
-    mean_log_prob: float  # of the targets, unweighted
-    # The far field (FarFieldStatistics of cross_entropy.h); `passes` is 0 with exact plans. fraction of pairs (tile,
-    # block of tokens) computed exactly
-    selected: float
-    sampled: float  # fraction of those pairs computed for d_weight and d_bias only
-    passes: float  # GEMMs of tokens * vocab * dim for both
-    bound: float  # bound of the relative error of d_hidden; -1: none
-    audited_error: float  # that error measured over audited_tokens; -1: not audited
-    audited_tokens: int
-    audited_lse_error: float  # root mean square, in nats
-    audited_lse_error_max: float
-    dense_fallback: int  # some chunk selected > 2/3 of its tiles: computed exactly
-    imbalance: float  # vocabulary-parallel: most selected pairs of a rank over the mean; else 1
-    sampled_lse_error: float  # far_both: error of the lse from the sampled tiles, root mean square, in nats
-    sampled_most: float  # largest mass of a sampled tile, as a fraction of the token's total
     _fields_ = [
         ("struct_size", c_size_t), ("tokens", c_int64), ("valid_tokens", c_int64), ("correct", c_int64),
         ("normalizer", c_double), ("mean_lse", c_double), ("mean_log_prob", c_double), ("selected", c_double),
@@ -350,28 +182,12 @@ class LossStatistics(Structure):
 
 
 class LossTerms(Structure):
-    """Additional terms of the loss, each with one coefficient."""
-
-    struct_size: int
-    label_smoothing: float  # in [0, 1]: the share of the loss spread over all classes
-    z_loss: float  # >= 0: z_loss * lse^2 is added to each token's loss
     _fields_ = [
         ("struct_size", c_size_t), ("label_smoothing", c_double), ("z_loss", c_double),
     ]
 
 
 class TokenLossInputs(Structure):
-    """f64 tensors on the CPU, of any strides."""
-
-    struct_size: int
-    lse: Any  # [N]: log sum_j exp z_ij; the loss of +inf is NaN
-    target_logit: Any  # [N, K]: z of the targets
-    # Optional [N, K]: class weight of the target times its target_weight; 0 for an ignored target; NULL: 1
-    target_weight: Any
-    token_weight: Any  # optional [N]; 0 for an ignored token; NULL: 1
-    weighted_logit_sum: Any  # [N]: sum_j c_j z_ij; only for label smoothing
-    class_total: float  # sum_j c_j; vocab without class weights
-    vocab: int
     _fields_ = [
         ("struct_size", c_size_t), ("lse", POINTER(Tensor)), ("target_logit", POINTER(Tensor)),
         ("target_weight", POINTER(Tensor)), ("token_weight", POINTER(Tensor)), ("weighted_logit_sum", POINTER(Tensor)),
@@ -380,14 +196,6 @@ class TokenLossInputs(Structure):
 
 
 class TokenLossOutputs(Structure):
-    """f64 tensors on the CPU; those that are not NULL are written. The derivatives are those of the loss with respect
-    to one input, with the others fixed. No overlap with inputs or each other."""
-
-    struct_size: int
-    loss: Any  # [N]
-    d_lse: Any  # [N]
-    d_target_logit: Any  # [N, K]
-    d_weighted_logit_sum: Any  # [N]; 0 without label smoothing
     _fields_ = [
         ("struct_size", c_size_t), ("loss", POINTER(Tensor)), ("d_lse", POINTER(Tensor)),
         ("d_target_logit", POINTER(Tensor)), ("d_weighted_logit_sum", POINTER(Tensor)),
@@ -395,28 +203,14 @@ class TokenLossOutputs(Structure):
 
 
 class HeadOptions(Structure):
-    struct_size: int
-    ignore_index: int  # default -100
-    softcap: float  # > 0; 0: none
-    logit_scale: float  # default 1
-    accumulate: int  # head_backward adds to the gradients' contents
-    precision: int
     _fields_ = [
         ("struct_size", c_size_t), ("ignore_index", c_int64), ("softcap", c_float), ("logit_scale", c_float),
         ("accumulate", c_int32), ("precision", c_int32),
     ]
-    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"ignore_index": -100, "logit_scale": 1.0}
 
 
 class HeadInputs(Structure):
-    struct_size: int
-    hidden: Any  # [..., D] f32 | bf16 | f16
-    weight: Any  # [V, D], the dtype of hidden
-    targets: Any  # i32 | i64 [...] or [..., K]
-    bias: Any  # optional [V], f32 or the dtype of weight
-    vocab_weight: Any  # optional f32 [V]: logit weights of weighted_logit_sum; NULL: 1
-    sharding: Any  # vocabulary-parallel: c_sharding.h; NULL: none
     _fields_ = [
         ("struct_size", c_size_t), ("hidden", POINTER(Tensor)), ("weight", POINTER(Tensor)),
         ("targets", POINTER(Tensor)), ("bias", POINTER(Tensor)), ("vocab_weight", POINTER(Tensor)),
@@ -425,15 +219,6 @@ class HeadInputs(Structure):
 
 
 class HeadOutputs(Structure):
-    """f32 tensors; those that are not NULL are written; 0 for rows whose targets are all ignored."""
-
-    struct_size: int
-    lse: Any  # [...]: log sum_j exp z_ij
-    target_logit: Any  # [...] or [..., K]
-    log_prob: Any  # [...] or [..., K]: target_logit - lse
-    entropy: Any  # [...]
-    weighted_logit_sum: Any  # [...]: sum_j w_j z_ij with the logit weights w
-    argmax: Any  # i32 | i64 [...]
     _fields_ = [
         ("struct_size", c_size_t), ("lse", POINTER(Tensor)), ("target_logit", POINTER(Tensor)),
         ("log_prob", POINTER(Tensor)), ("entropy", POINTER(Tensor)), ("weighted_logit_sum", POINTER(Tensor)),
@@ -442,14 +227,6 @@ class HeadOutputs(Structure):
 
 
 class HeadCotangents(Structure):
-    """Gradients of a scalar with respect to each output: f32, in the shape of the output. NULL is 0."""
-
-    struct_size: int
-    lse: Any
-    target_logit: Any
-    log_prob: Any
-    entropy: Any
-    weighted_logit_sum: Any
     _fields_ = [
         ("struct_size", c_size_t), ("lse", POINTER(Tensor)), ("target_logit", POINTER(Tensor)),
         ("log_prob", POINTER(Tensor)), ("entropy", POINTER(Tensor)), ("weighted_logit_sum", POINTER(Tensor)),
@@ -457,10 +234,6 @@ class HeadCotangents(Structure):
 
 
 class HeadGradients(Structure):
-    struct_size: int
-    d_hidden: Any  # [..., D], the dtype of hidden or f32
-    d_weight: Any  # [V, D]
-    d_bias: Any  # [V]
     _fields_ = [
         ("struct_size", c_size_t), ("d_hidden", POINTER(Tensor)), ("d_weight", POINTER(Tensor)),
         ("d_bias", POINTER(Tensor)),
@@ -468,42 +241,16 @@ class HeadGradients(Structure):
 
 
 class ProgramOptions(Structure):
-    """Options of a compilation; logitless/compiler.h documents each."""
-
-    struct_size: int
-    size_names: Any  # the program's sizes: size_count names
-    size_values: Any  # size_count values; both NULL where size_count is 0
-    size_count: int
-    memory_budget: int  # bytes of values in the arena; 0: chunk, but recompute nothing
-    chunks: int  # chunks of every loop; 0: chosen
-    threads: int  # threads of a run; 0: OMP_NUM_THREADS, or all cores that the process may use
-    chunk: int  # default 1; 0: no loops
-    head_engine: int  # default 1; 0: heads become loops too
-    strict: int  # a missed budget, or a big value that could not be chunked, is an error
-    # The device that runs it: default LOGITLESS_DEVICE_CPU. A GPU need not be present; its programs are run by
-    # logitless_program_enqueue, and threads is 0.
-    device: int
-    compute_capability: int  # of the GPU, 10 * major + minor, 80 or more; 0 for the CPU
-    externs: int  # default 0; 1: accepts `extern` operations; a program with one is described, and the caller runs it
     _fields_ = [
         ("struct_size", c_size_t), ("size_names", POINTER(c_char_p)), ("size_values", POINTER(c_int64)),
         ("size_count", c_size_t), ("memory_budget", c_uint64), ("chunks", c_int64), ("threads", c_int32),
         ("chunk", c_int32), ("head_engine", c_int32), ("strict", c_int32), ("device", c_int32),
         ("compute_capability", c_int32), ("externs", c_int32),
     ]
-    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"chunk": 1, "head_engine": 1}
 
 
 class ProgramTensor(Structure):
-    """A parameter or a result. `name` and `shape` live as long as the program."""
-
-    struct_size: int
-    name: Any
-    shape: Any  # rank sizes
-    bytes: int
-    dtype: int
-    rank: int
     _fields_ = [
         ("struct_size", c_size_t), ("name", c_char_p), ("shape", POINTER(c_int64)), ("bytes", c_uint64),
         ("dtype", c_int32), ("rank", c_int32),
@@ -511,102 +258,40 @@ class ProgramTensor(Structure):
 
 
 class CommunicatorCallbacksOptions(Structure):
-    """The caller's own collectives: MPI, Gloo."""
-
-    struct_size: int
-    rank: int
-    size: int  # default 1
-    device: int  # the memory that all_gather and all_to_all move
-    capturable: int  # calls may be captured into a CUDA graph; only for a GPU
-    all_gather: Any  # mine [bytes_each] to all [size, bytes_each]
-    all_to_all: Any  # [size, bytes_each] both; slice r is for rank r
-    all_gather_host: Any  # host memory, done on return, stream NULL; only for a GPU, and required there
-    wait: Any  # waits for the stream; only for a GPU, and required there
-    abort: Any  # NULL: the other ranks notice by their own limits
-    user: Any  # passed to all of them
     _fields_ = [
         ("struct_size", c_size_t), ("rank", c_int32), ("size", c_int32), ("device", c_int32), ("capturable", c_int32),
         ("all_gather", ExchangeFunction), ("all_to_all", ExchangeFunction), ("all_gather_host", ExchangeFunction),
         ("wait", WaitFunction), ("abort", AbortFunction), ("user", c_void_p),
     ]
-    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"size": 1}
 
 
 class CommunicatorNcclOptions(Structure):
-    struct_size: int
-    id: Any  # the id from logitless_nccl_id of a new group; NULL: nccl_comm is given
-    nccl_comm: Any  # an ncclComm_t whose ranks form a new group; NULL: id is given
-    rank: int  # with id
-    size: int  # with id
-    max_ctas: int  # the most thread blocks of a call's kernel; 0: NCCL chooses
-    watch: int  # 1: a thread aborts the group when a rank's process has ended
-    limit_ms: int  # default 60000; of waits on the host
-    copy_engines: int  # default 1; 0: no memory for exchanges by copy engines, see NcclOptions
-    reserved: int  # 0
     _fields_ = [
         ("struct_size", c_size_t), ("id", c_void_p), ("nccl_comm", c_void_p), ("rank", c_int32), ("size", c_int32),
         ("max_ctas", c_int32), ("watch", c_int32), ("limit_ms", c_int64), ("copy_engines", c_int32),
         ("reserved", c_int32),
     ]
-    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"limit_ms": 60000, "copy_engines": 1}
 
 
 class OrderOptions(Structure):
-    struct_size: int
-    strata: int  # default 16; in [1, 4096]
-    seed: int
     _fields_ = [
         ("struct_size", c_size_t), ("strata", c_int64), ("seed", c_uint64),
     ]
-    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"strata": 16}
 
 
 class FarFieldOptions(Structure):
-    """FarFieldOptions of far_field.h, which documents each. Counts are at most 2^40."""
-
-    struct_size: int
-    error: float  # default 0.01; in (0, 1): wanted relative error of d_hidden
-    memory_budget: int  # of each plan; 0: the default
-    sample_every: int  # default 16; >= 0
-    audit_rows: int  # default 128; >= 1
-    audit_every: int  # default 25; >= 1: steps between audits
-    refresh_every: int  # default 100; >= 1: steps between orders, at first
-    refresh_delay: int  # default 4; >= 0: steps until an order is used
-    sample_rows: int  # default 1024; >= 1: tokens that an order is made from
-    accuracy: int  # default LOGITLESS_ACCURACY_FAR_BACKWARD
-    reserved: int  # 0
-    # Default NULL. Data-parallel ranks, each with the full vocabulary and its own tokens, that make the same decisions
-    # (FarFieldOptions::replicas of far_field.h). Must live until the head is created.
-    replicas: Any
     _fields_ = [
         ("struct_size", c_size_t), ("error", c_double), ("memory_budget", c_uint64), ("sample_every", c_int64),
         ("audit_rows", c_int64), ("audit_every", c_int64), ("refresh_every", c_int64), ("refresh_delay", c_int64),
         ("sample_rows", c_int64), ("accuracy", c_int32), ("reserved", c_int32), ("replicas", c_void_p),
     ]
-    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"error": 0.01, "sample_every": 16, "audit_rows": 128, "audit_every": 25, "refresh_every": 100, "refresh_delay": 4, "sample_rows": 1024, "accuracy": 1}
 
 
 class FarFieldReport(Structure):
-    """Counts since the head was made, including those of a state that it was given."""
-
-    struct_size: int
-    steps: int
-    dense_steps: int  # computed densely, including fallbacks and repeated steps
-    repeated_steps: int  # of those, repeats of a far-field step whose audit missed the error
-    audits: int
-    refreshes: int  # new orders put to use
-    last_error: float  # of the last audit; -1: none yet
-    # Worst error of the audited far-field steps whose gradients were used, including misses that were accumulated;
-    # infinity: one was not a number
-    worst_accepted_error: float
-    tau: float  # threshold of the next far-field step
-    mean_selected: float  # mean fraction of selected tiles over the far-field steps
-    vocab: int  # vocabulary entries of the current order; 0: none
-    far: int  # the next step is a far-field one
     _fields_ = [
         ("struct_size", c_size_t), ("steps", c_int64), ("dense_steps", c_int64), ("repeated_steps", c_int64),
         ("audits", c_int64), ("refreshes", c_int64), ("last_error", c_double), ("worst_accepted_error", c_double),
@@ -615,36 +300,14 @@ class FarFieldReport(Structure):
 
 
 class SampleOptions(Structure):
-    struct_size: int
-    top_k: int  # default 0: all; else 1 to V
-    seed: int
-    temperature: float  # default 1; >= 0: 0 takes the largest entry, the first of equal ones
-    top_p: float  # default 1: all; above 0 and at most 1
-    min_p: float  # default 0: all; at most 1
-    softcap: float  # > 0; 0: none
-    logit_scale: float  # default 1
-    reserved: int  # 0
     _fields_ = [
         ("struct_size", c_size_t), ("top_k", c_int64), ("seed", c_uint64), ("temperature", c_float), ("top_p", c_float),
         ("min_p", c_float), ("softcap", c_float), ("logit_scale", c_float), ("reserved", c_int32),
     ]
-    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"temperature": 1.0, "top_p": 1.0, "logit_scale": 1.0}
 
 
 class SampleInputs(Structure):
-    """Contiguous tensors; on a GPU in its memory, aligned to 16 bytes."""
-
-    struct_size: int
-    hidden: Any  # [..., D] f32 | bf16 | f16
-    weight: Any  # [V, D], the dtype of hidden
-    bias: Any  # optional [V], f32, or on a CPU the dtype of weight
-    logit_bias: Any  # optional f32 [V]; -inf forbids an entry
-    temperature: Any  # optional f32 [...], instead of the option; as the two below
-    top_p: Any
-    min_p: Any
-    counter: Any  # optional i32 | i64 [...]; NULL: the index of the token
-    key: Any  # optional i64 [2]: the noise's key, instead of the seed's
     _fields_ = [
         ("struct_size", c_size_t), ("hidden", POINTER(Tensor)), ("weight", POINTER(Tensor)), ("bias", POINTER(Tensor)),
         ("logit_bias", POINTER(Tensor)), ("temperature", POINTER(Tensor)), ("top_p", POINTER(Tensor)),
@@ -653,32 +316,19 @@ class SampleInputs(Structure):
 
 
 class SampleOutputs(Structure):
-    struct_size: int
-    tokens: Any  # i32 | i64 [...]
-    log_prob: Any  # optional f32 [...]: without temperature, filters and logit_bias
     _fields_ = [
         ("struct_size", c_size_t), ("tokens", POINTER(Tensor)), ("log_prob", POINTER(Tensor)),
     ]
 
 
 class TopLogprobsOptions(Structure):
-    struct_size: int
-    k: int  # default 1; 1 to V
-    softcap: float  # > 0; 0: none
-    logit_scale: float  # default 1
     _fields_ = [
         ("struct_size", c_size_t), ("k", c_int64), ("softcap", c_float), ("logit_scale", c_float),
     ]
-    # Defaults that are not 0.
     defaults: ClassVar[dict[str, float]] = {"k": 1, "logit_scale": 1.0}
 
 
 class TopLogprobsInputs(Structure):
-    struct_size: int
-    hidden: Any  # as in logitless_sample_inputs
-    weight: Any  # [V, D]
-    bias: Any  # optional [V]
-    targets: Any  # optional i32 | i64 [...], for log_prob
     _fields_ = [
         ("struct_size", c_size_t), ("hidden", POINTER(Tensor)), ("weight", POINTER(Tensor)), ("bias", POINTER(Tensor)),
         ("targets", POINTER(Tensor)),
@@ -686,10 +336,6 @@ class TopLogprobsInputs(Structure):
 
 
 class TopLogprobsOutputs(Structure):
-    struct_size: int
-    top_log_probs: Any  # f32 [..., K], the largest first
-    top_ids: Any  # i32 | i64 [..., K]
-    log_prob: Any  # f32 [...], of the targets; NULL without them
     _fields_ = [
         ("struct_size", c_size_t), ("top_log_probs", POINTER(Tensor)), ("top_ids", POINTER(Tensor)),
         ("log_prob", POINTER(Tensor)),

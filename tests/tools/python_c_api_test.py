@@ -33,8 +33,8 @@ typedef void (*logitless_trace_function)(const char* line, void* user);
 /* ---- Options
  * ---------------- */
 
-/* What may be
- * chosen. */
+/* A comment of
+ * two lines. */
 typedef struct logitless_paint {
   size_t struct_size;
   int64_t
@@ -62,15 +62,13 @@ def written(text):
         "typedef struct logitless_loss_terms { size_t struct_size; double a; /* in [-1, 2.5]: \"it\" */\n"
         "double b; /* >= 0.5 */\ndouble c; /* default 2; any */ } logitless_loss_terms;"
     ).structs[python_c_api.TERMS]
-    header.texts[python_c_api.TERMS] = ""
     weights = python_c_api.WEIGHTS[0]
     header.structs[weights] = python_c_api.parse(
         "typedef struct logitless_weights { size_t struct_size; const void* hidden; /* [..., D] */\n"
         "const void* d; /* optional f32 [V] */ } logitless_weights;"
     ).structs["logitless_weights"]
-    header.texts[weights] = ""
     for name in python_c_api.VALUES:
-        header.structs[name], header.texts[name] = header.structs["logitless_paint"], ""
+        header.structs[name] = header.structs["logitless_paint"]
     space = {"__name__": "written"}
     exec(python_c_api.Writer(header).module(), space)
     return space
@@ -108,7 +106,6 @@ class PythonCApiTest(unittest.TestCase):
         self.assertEqual((c["MAX_RANK"], c["COLOUR_RED"], c["COLOUR_DARK_BLUE"]), (4, -1, 2))
         self.assertEqual(c["COLOURS"], {"red": -1, "dark_blue": 2})
         paint = c["Paint"]
-        self.assertEqual(paint.__doc__, "What may be chosen.")
         self.assertEqual(
             paint._fields_,
             [("struct_size", ctypes.c_size_t), ("coats", ctypes.c_int64), ("gloss", ctypes.c_float),
