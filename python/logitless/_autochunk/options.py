@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from logitless._library import parse_bytes
 
@@ -14,6 +15,17 @@ AUTO = "auto"  # executor: the faster of both on the device, among those that su
 
 class Unsupported(NotImplementedError):
     """An operation or a dtype that tensor programs cannot express; the message names it."""
+
+
+class Keywords(TypedDict, total=False):
+    """The options of ``autochunk`` by name."""
+
+    memory_budget: int | str | None
+    chunks: int | None
+    gradients: str
+    strict: bool
+    unsupported: str
+    executor: str
 
 
 @dataclass(frozen=True)

@@ -13,43 +13,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, overload
 
-from logitless._autochunk.function import make
-from logitless._autochunk.options import Unsupported
+from logitless._autochunk.function import P, R, make
+from logitless._autochunk.options import Keywords, Unsupported
 from logitless.torch._autochunk.function import AutoChunked
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["AutoChunked", "Unsupported", "autochunk"]
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
+@overload
+def autochunk(fn: Callable[P, R], **options: Unpack[Keywords]) -> AutoChunked[P, R]: ...
 
 
 @overload
-def autochunk(
-    fn: Callable[P, R],
-    *,
-    memory_budget: int | str | None = ...,
-    chunks: int | None = ...,
-    gradients: str = ...,
-    strict: bool = ...,
-    unsupported: str = ...,
-    executor: str = ...,
-) -> AutoChunked[P, R]: ...
-
-
-@overload
-def autochunk(
-    fn: None = None,
-    *,
-    memory_budget: int | str | None = ...,
-    chunks: int | None = ...,
-    gradients: str = ...,
-    strict: bool = ...,
-    unsupported: str = ...,
-    executor: str = ...,
-) -> Callable[[Callable[P, R]], AutoChunked[P, R]]: ...
+def autochunk(fn: None = None, **options: Unpack[Keywords]) -> Callable[[Callable[P, R]], AutoChunked[P, R]]: ...
 
 
 def autochunk(
