@@ -165,23 +165,36 @@ TEST(RowGroups, TakeTheSumsOfColumnsOfBiases) {
   EXPECT_EQ(all, 4) << compiled.text();
 }
 
+struct Results {
+  ir::Tensors found, wanted;
+};
+
+// Runs a program that has row groups on the GPU, twice with the same bits, and by the interpreter.
+Results results_of(const Graph& graph, std::uint64_t seed = 7) {
+  const ir::Graph plain = ir::bind(GraphAccess::of(graph), {});
+  const ir::Tensors inputs = random_inputs(plain, seed);
+  const CompiledProgram compiled = compile(graph, for_gpu());
+  EXPECT_FALSE(groups_of(program_of(compiled)).empty()) << compiled.text();
+  Results results{execute_on_gpu(compiled, inputs), ir::interpret(plain, inputs)};
+  EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), results.found), 0.0);
+  return results;
+}
+
+void expect_agreement(const Results& results, double bound) {
+  EXPECT_LT(difference(results.found, results.wanted), bound);
+}
+
 TEST(RowGroups, OfLayersAgreeWithTheInterpreter) {
   if (!gpu()) GTEST_SKIP() << "no CUDA device";
   for (const std::int64_t rows : {64, 4104}) {  // enough parts for a block of more threads
     for (const DType dtype : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(testing::Message() << rows << ' ' << name_of(dtype));
-      const Graph graph = layers(rows, dtype);
-      const ir::Graph plain = ir::bind(GraphAccess::of(graph), {});
-      const ir::Tensors inputs = random_inputs(plain, 7);
-      const ir::Tensors wanted = ir::interpret(plain, inputs);
-      const CompiledProgram compiled = compile(graph, for_gpu());
-      EXPECT_FALSE(groups_of(program_of(compiled)).empty());
-      const ir::Tensors once = execute_on_gpu(compiled, inputs);
-      for (const auto& [name, value] : wanted) {
+      const Results results = results_of(layers(rows, dtype));
+      for (const auto& [name, value] : results.wanted) {
         if (name == "loss") continue;  // a sum that cancels
-        EXPECT_LT(relative_2norm(once.at(name), value), dtype == DType::f32 ? 2e-5 : 0.025) << name;
+        EXPECT_LT(relative_2norm(results.found.at(name), value), dtype == DType::f32 ? 2e-5 : 0.025)
+            << name;
       }
-      EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), once), 0.0);
     }
   }
 }
@@ -191,14 +204,7 @@ TEST(RowGroups, OfAGatedMlpAgreeWithTheInterpreter) {
   for (const std::int64_t inner : {256, 264}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(testing::Message() << inner << ' ' << name_of(dtype));
-      const Graph graph = gated(128, inner, dtype);
-      const ir::Graph plain = ir::bind(GraphAccess::of(graph), {});
-      const ir::Tensors inputs = random_inputs(plain, 7);
-      const CompiledProgram compiled = compile(graph, for_gpu());
-      EXPECT_FALSE(groups_of(program_of(compiled)).empty());
-      const ir::Tensors once = execute_on_gpu(compiled, inputs);
-      EXPECT_LT(difference(once, ir::interpret(plain, inputs)), dtype == DType::f32 ? 2e-5 : 0.03);
-      EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), once), 0.0);
+      expect_agreement(results_of(gated(128, inner, dtype)), dtype == DType::f32 ? 2e-5 : 0.03);
     }
   }
 }
@@ -223,14 +229,8 @@ TEST(RowGroups, OfLongRowsAgreeWithTheInterpreter) {
   for (const std::int64_t columns : {8193, 16384, 50257, 65536, 128256, 262208}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(testing::Message() << columns << ' ' << name_of(dtype));
-      const Graph graph = long_rows(66, columns, dtype);
-      const ir::Graph plain = ir::bind(GraphAccess::of(graph), {});
-      const ir::Tensors inputs = random_inputs(plain, 7);
-      const CompiledProgram compiled = compile(graph, for_gpu());
-      EXPECT_FALSE(groups_of(program_of(compiled)).empty()) << compiled.text();
-      const ir::Tensors once = execute_on_gpu(compiled, inputs);
-      EXPECT_LT(difference(once, ir::interpret(plain, inputs)), dtype == DType::f32 ? 2e-5 : 0.03);
-      EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), once), 0.0);
+      expect_agreement(results_of(long_rows(66, columns, dtype)),
+                       dtype == DType::f32 ? 2e-5 : 0.03);
     }
   }
 }
@@ -243,16 +243,9 @@ TEST(RowGroups, AgreeWithTheInterpreter) {
       for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
         if (dtype == DType::f16 && columns != 768) continue;
         SCOPED_TRACE(testing::Message() << rows << " x " << columns << ' ' << name_of(dtype));
-        const Graph graph = norms(rows, columns, dtype);
-        const ir::Graph plain = ir::bind(GraphAccess::of(graph), {});
-        const ir::Tensors inputs = random_inputs(plain, static_cast<std::uint64_t>(columns));
-        const CompiledProgram compiled = compile(graph, for_gpu());
-        EXPECT_FALSE(groups_of(program_of(compiled)).empty());
-        const ir::Tensors once = execute_on_gpu(compiled, inputs);
-        EXPECT_LT(difference(once, ir::interpret(plain, inputs)), dtype == DType::f32   ? 2e-5
-                                                                  : dtype == DType::f16 ? 4e-3
-                                                                                        : 0.03);
-        EXPECT_EQ(difference(execute_on_gpu(compiled, inputs, 2), once), 0.0);
+        const double bound = dtype == DType::f32 ? 2e-5 : dtype == DType::f16 ? 4e-3 : 0.03;
+        expect_agreement(
+            results_of(norms(rows, columns, dtype), static_cast<std::uint64_t>(columns)), bound);
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "core/element.h"
@@ -55,6 +56,22 @@ MatrixLayout by_columns(DType dtype, std::int64_t rows, std::int64_t columns) {
   return {dtype, rows * columns, 1, rows, 16};
 }
 
+// Runs c = a b and returns a description of its kernel. The call has what its epilogue reads.
+std::string multiply(const GemmShape& s, const Mirror& a, const Mirror& b, Mirror& c,
+                     GemmCall call = {}, bool fused = false) {
+  const Product product(s);
+  EXPECT_TRUE(product.fused() || !fused);
+  const DeviceMemory workspace(gemm_workspace_bytes(s));
+  call.a = a.device.data();
+  call.b = b.device.data();
+  call.c = c.device.data();
+  call.workspace = workspace.data();
+  product.run(call);
+  synchronize(nullptr);
+  c.to_host();
+  return std::string(product.kernel()) + (product.fused() ? ", fused" : "");
+}
+
 void check_gemm(const GemmShape& s) {
   const auto elements = [&](const MatrixLayout& m, std::int64_t rows, std::int64_t columns) {
     return (s.batch - 1) * m.batch_stride + (rows - 1) * m.row_stride +
@@ -64,16 +81,7 @@ void check_gemm(const GemmShape& s) {
   const Mirror b = normal(s.b.dtype, elements(s.b, s.k, s.n), 2);
   Mirror c = normal(s.c.dtype, elements(s.c, s.m, s.n), 3);
   const Mirror before = normal(s.c.dtype, elements(s.c, s.m, s.n), 3);
-  const Product product(s);
-  const DeviceMemory workspace(gemm_workspace_bytes(s));
-  GemmCall call;
-  call.a = a.device.data();
-  call.b = b.device.data();
-  call.c = c.device.data();
-  call.workspace = workspace.data();
-  product.run(call);
-  synchronize(nullptr);
-  c.to_host();
+  const std::string kernel = multiply(s, a, b, c);
   const double unit = s.c.dtype == DType::bf16  ? 0x1p-8
                       : s.c.dtype == DType::f16 ? 0x1p-11
                       : s.c.dtype == DType::f32 ? 0x1p-24
@@ -98,7 +106,7 @@ void check_gemm(const GemmShape& s) {
       }
     }
   }
-  EXPECT_LE(worst, 1.0) << product.kernel();
+  EXPECT_LE(worst, 1.0) << kernel;
 }
 
 TEST_F(GpuGemms, AgreeWithDouble) {
@@ -170,35 +178,45 @@ TEST_F(GpuGemms, OfUnalignedRowsAgreeWithDouble) {
   }
 }
 
-// The library may round the GEMM before it adds to it, as a separate epilogue kernel does. Rows of
-// results and residuals are `apart` elements longer than their contents.
-void check_epilogue(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
-                    GemmEpilogue epilogue, std::int64_t apart, bool fused) {
-  const std::int64_t step = n + apart;
+GemmShape of_rows(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k) {
   GemmShape s;
   s.m = m;
   s.n = n;
   s.k = k;
   s.a = by_rows(dtype, m, k);
   s.b = by_rows(dtype, k, n);
+  s.c = by_rows(dtype, m, n);
+  return s;
+}
+
+// An element of a product of rows, and the sum of its terms' sizes.
+struct Element {
+  Element(const GemmShape& s, const Mirror& a, const Mirror& b, std::int64_t i, std::int64_t j) {
+    for (std::int64_t d = 0; d < s.k; ++d) {
+      const double term = a.get(i * s.k + d) * b.get(d * s.n + j);
+      sum += term;
+      size += std::abs(term);
+    }
+    rounding = 0x1p-24 * static_cast<double>(s.k + 2) * (size + 8.0);
+  }
+  double sum = 0.0, size = 0.0, rounding = 0.0;
+};
+
+// The library may round the GEMM before it adds to it, as a separate epilogue kernel does. Rows of
+// results and residuals are `apart` elements longer than their contents.
+void check_epilogue(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
+                    GemmEpilogue epilogue, std::int64_t apart, bool fused) {
+  const std::int64_t step = n + apart;
+  GemmShape s = of_rows(dtype, m, n, k);
   s.c = epilogue.residual_layout = by_rows(dtype, m, step);
   s.epilogue = epilogue;
   const Mirror a = normal(dtype, m * k, 1), b = normal(dtype, k * n, 2), bias = normal(dtype, n, 3),
                residual = normal(dtype, m * step, 4), before = normal(dtype, m * step, 5);
   Mirror c = normal(dtype, m * step, 5);
-  const Product product(s);
-  EXPECT_TRUE(product.fused() || !fused);
-  const DeviceMemory workspace(gemm_workspace_bytes(s));
   GemmCall call;
-  call.a = a.device.data();
-  call.b = b.device.data();
-  call.c = c.device.data();
   if (epilogue.bias) call.bias = bias.device.data();
   if (epilogue.residual) call.residual = residual.device.data();
-  call.workspace = workspace.data();
-  product.run(call);
-  synchronize(nullptr);
-  c.to_host();
+  const std::string kernel = multiply(s, a, b, c, call, fused);
   const double unit = dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
   double worst = 0.0;
   for (std::int64_t i = 0; i < m; ++i) {
@@ -208,19 +226,14 @@ void check_epilogue(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
         EXPECT_EQ(c.get(at), before.get(at)) << "between rows";
         continue;
       }
-      double gemm_alone = 0.0, size = 0.0;
-      for (std::int64_t d = 0; d < k; ++d) {
-        gemm_alone += a.get(i * k + d) * b.get(d * n + j);
-        size += std::abs(a.get(i * k + d) * b.get(d * n + j));
-      }
-      const double sum = gemm_alone + (epilogue.bias ? bias.get(j) : 0.0) +
+      const Element e(s, a, b, i, j);
+      const double sum = e.sum + (epilogue.bias ? bias.get(j) : 0.0) +
                          (epilogue.residual ? residual.get(at) : 0.0);
-      const double bound = 0x1p-24 * static_cast<double>(k + 2) * (size + 8.0) +
-                           unit * std::abs(sum) + unit * std::abs(gemm_alone);
+      const double bound = e.rounding + unit * std::abs(sum) + unit * std::abs(e.sum);
       worst = std::max(worst, std::abs(c.get(at) - sum) / bound);
     }
   }
-  EXPECT_LE(worst, 1.0) << product.kernel() << (product.fused() ? ", fused" : "");
+  EXPECT_LE(worst, 1.0) << kernel;
 }
 
 TEST_F(GpuGemms, TakeEpilogues) {
@@ -253,31 +266,16 @@ double gelu_derivative(double x) {
 void check_gelu(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
                 const GemmEpilogue& epilogue, std::int64_t apart, bool fused) {
   const std::int64_t step = n + apart;
-  GemmShape s;
-  s.m = m;
-  s.n = n;
-  s.k = k;
-  s.a = by_rows(dtype, m, k);
-  s.b = by_rows(dtype, k, n);
-  s.c = by_rows(dtype, m, n);
+  GemmShape s = of_rows(dtype, m, n, k);
   s.epilogue = epilogue;
   s.epilogue.aux_layout = by_rows(dtype, m, step);
   const Mirror a = normal(dtype, m * k, 1), b = normal(dtype, k * n, 2), bias = normal(dtype, n, 3),
                x = normal(dtype, m * step, 4);
   Mirror c = normal(dtype, m * n, 5), aux = normal(dtype, m * step, 4);
-  const Product product(s);
-  EXPECT_TRUE(product.fused() || !fused);
-  const DeviceMemory workspace(gemm_workspace_bytes(s));
   GemmCall call;
-  call.a = a.device.data();
-  call.b = b.device.data();
-  call.c = c.device.data();
   if (epilogue.bias) call.bias = bias.device.data();
   call.aux = aux.device.data();
-  call.workspace = workspace.data();
-  product.run(call);
-  synchronize(nullptr);
-  c.to_host();
+  const std::string kernel = multiply(s, a, b, c, call, fused);
   aux.to_host();
   const double unit = dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
   constexpr double kOfTanh = 0x1p-9;  // error of a fast tanh in the derivative
@@ -289,13 +287,9 @@ void check_gelu(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
         EXPECT_EQ(after, before) << "between rows";
         continue;
       }
-      double sum = epilogue.bias ? bias.get(j) : 0.0, size = 0.0;
-      for (std::int64_t d = 0; d < k; ++d) {
-        sum += a.get(i * k + d) * b.get(d * n + j);
-        size += std::abs(a.get(i * k + d) * b.get(d * n + j));
-      }
-      const double of_sum = 0x1p-24 * static_cast<double>(k + 2) * (size + 8.0) +
-                            2.0 * unit * (std::abs(sum) + (epilogue.bias ? 4.0 : 0.0));
+      const Element e(s, a, b, i, j);
+      const double sum = e.sum + (epilogue.bias ? bias.get(j) : 0.0);
+      const double of_sum = e.rounding + 2.0 * unit * (std::abs(sum) + (epilogue.bias ? 4.0 : 0.0));
       const double wanted = epilogue.gelu ? gelu(sum) : sum * gelu_derivative(before);
       const double bound =
           1.13 * of_sum + unit * std::abs(wanted) + (epilogue.gelu ? 0.0 : kOfTanh * std::abs(sum));
@@ -307,8 +301,8 @@ void check_gelu(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
       }
     }
   }
-  EXPECT_LE(worst, 1.0) << product.kernel() << (product.fused() ? ", fused" : "");
-  EXPECT_LE(worst_aux, 1.0) << product.kernel() << (product.fused() ? ", fused" : "");
+  EXPECT_LE(worst, 1.0) << kernel;
+  EXPECT_LE(worst_aux, 1.0) << kernel;
 }
 
 TEST_F(GpuGemms, TakeGeluAndItsGradient) {
