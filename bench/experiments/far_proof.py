@@ -5,7 +5,7 @@
 
     python3 bench/experiments/far_proof.py run --words words --vocab 131072 --ways dense,backward,both --seeds 1 --out runs
 
-    python3 bench/experiments/far_proof.py report runs [...]                    # tables of losses, times and errors
+    build/src/cli/logitless report runs/gpt2_131072_dense_1.jsonl               # a page of a run
 
     python3 bench/experiments/far_proof.py error runs/gpt2_131072_backward_1 --words words
 
@@ -14,18 +14,16 @@
     python3 bench/experiments/far_proof.py capture runs/gpt2_131072_dense_1 --words words --out head.safetensors
 
 `run` starts a process of `logitless train` for each seed and way, one after the other, with the same initial weights
-and batches. The log is runs/NAME.jsonl.gz; with --export the model is in runs/NAME/. A run that would exceed --limit
+and batches. The log is runs/NAME.jsonl; with --export the model is in runs/NAME/. A run that would exceed --limit
 (for the whole command) or --run-limit is stopped, and its results so far are kept. Arguments after `--` are passed to
 every `logitless train`.
 
 `error` and `capture` take the model of a run (--export, or --save for the far field's own order). `error` prints the
 errors of gradients by token frequency, `capture` writes the head to a file. Both use a GPU if there is one. `losses`
-compares several models on the same held-out tokens: losses and differences, with standard errors. `report` takes any
-folders with such logs. Runs may be incomplete, and a dense run may be missing; there is then no comparison.
+compares several models on the same held-out tokens: losses and differences, with standard errors.
 """
 
 import argparse
-import gzip
 import json
 import shutil
 import signal
@@ -118,17 +116,7 @@ def run(args):
             print(f"{name}: {end} in {time.monotonic() - start:.0f} s; {said[-1] if said else 'it said nothing'}", flush=True)
             if end.startswith("exit"):
                 print("\n".join(lines[-8:]), flush=True)
-            if log.exists():
-                with open(log, "rb") as plain, gzip.open(f"{log}.gz", "wb", 6) as packed:
-                    shutil.copyfileobj(plain, packed)
-                log.unlink()
     return 1 if failed else 0
-
-
-def report(args):
-    from far_proof_report import write_report
-
-    return write_report(args.folders, args.out or args.folders[0], args.promised, args.head_ms)
 
 
 def error(args):
@@ -180,17 +168,6 @@ def add_run(commands):
     parser.set_defaults(act=run)
 
 
-def add_report(commands):
-    parser = commands.add_parser("report", help="tables of logs",
-                                 formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, help="folder of report.md; None: the first of the folders")
-    parser.add_argument("--promised", type=numbers(float), default="0.59,0.41", metavar="BACKWARD,BOTH",
-                        help="head's time of the dense head's (docs/develop/log/far_field_figures.md, D = 768)")
-    parser.add_argument("--head-ms", type=float, help="dense head of a step, measured alone (bench_head --device cuda)")
-    parser.set_defaults(act=report)
-
-
 def add_head(commands):
     for name, act, what in (("error", error, "error of the head's gradients by token frequency"),
                             ("capture", capture, "hidden states, targets and the head, as a file for bench_head")):
@@ -231,7 +208,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     add_run(commands)
-    add_report(commands)
     add_head(commands)
     add_losses(commands)
     args = parser.parse_args(words[: words.index("--")] if "--" in words else words)

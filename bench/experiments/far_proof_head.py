@@ -1,7 +1,6 @@
 """Reads the head of a model from `logitless train --export`, or from the checkpoint of a stopped run, and computes hidden
 states of held-out tokens; needs PyTorch."""
 
-import gzip
 import json
 import struct
 import sys
@@ -104,11 +103,8 @@ def gpt2_hidden(t, heads, tokens):
 
 def log_lines(folder):
     """Returns the lines of the run's log, which is next to the folder; none without a log."""
-    for path in (folder.with_name(folder.name + ".jsonl.gz"), folder.with_name(folder.name + ".jsonl")):
-        if path.exists():
-            with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-                return [json.loads(line) for line in file]
-    return []
+    path = folder.with_name(folder.name + ".jsonl")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def log_header(folder):
