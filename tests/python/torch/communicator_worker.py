@@ -27,8 +27,7 @@ def exchange(communicator, seed):
         assert (of_all == given[:, rank]).all()
 
 
-def main(rank: int, port: str, ranks: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
+def main(rank: int, ranks: int) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=30))
     (snippet,) = [c for c in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "def from_group" in c]
     space = {}

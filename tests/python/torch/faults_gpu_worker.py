@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 
-def main(rank: int, port: str, ranks: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
+def main(rank: int, ranks: int) -> None:
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", rank))
     from logitless.torch import Sharding, linear_cross_entropy
