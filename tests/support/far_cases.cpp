@@ -26,6 +26,98 @@ HeadSpec FarKernels::spec(std::int64_t tokens, std::int64_t dim, std::int64_t vo
   return s;
 }
 
+std::vector<FarOption> far_options(bool softcap) {
+  std::vector<FarOption> options = {
+      {"bias", [](HeadSpec& s) { s.bias = true; }},
+      {"token_weight", [](HeadSpec& s) { s.token_weight = true; }},
+      {"class_weight", [](HeadSpec& s) { s.class_weight = true; }},
+      {"ignored", [](HeadSpec& s) { s.ignored = 0.4; }},
+      {"label_smoothing", [](HeadSpec& s) { s.label_smoothing = 0.1f; }},
+      {"smoothing_of_classes",
+       [](HeadSpec& s) {
+         s.label_smoothing = 0.2f;
+         s.class_weight = s.token_weight = s.bias = true;
+       }},
+      {"z_loss", [](HeadSpec& s) { s.z_loss = 0.01f; }},
+      {"logit_scale", [](HeadSpec& s) { s.logit_scale = 0.7f; }},
+      {"scale_bias",
+       [](HeadSpec& s) {
+         s.logit_scale = 1.3f;
+         s.bias = true;
+       }},
+      {"several_targets", [](HeadSpec& s) { s.per_token = 4; }},
+      {"several_targets_all",
+       [](HeadSpec& s) {
+         s.per_token = 3;
+         s.bias = s.token_weight = s.class_weight = true;
+         s.label_smoothing = 0.1f;
+         s.z_loss = 0.01f;
+         s.ignored = 0.3;
+       }},
+      {"reduction_sum", [](HeadSpec& s) { s.reduction = Reduction::sum; }},
+      {"reduction_none", [](HeadSpec& s) { s.reduction = Reduction::none; }},
+  };
+  if (!softcap) return options;
+  options.push_back({"softcap", [](HeadSpec& s) { s.softcap = 5.0f; }});
+  options.push_back({"softcap_scale_bias", [](HeadSpec& s) {
+                       s.softcap = 4.0f;
+                       s.logit_scale = 1.3f;
+                       s.bias = true;
+                       s.z_loss = 0.01f;
+                     }});
+  options.push_back({"several_targets_softcap", [](HeadSpec& s) {
+                       s.per_token = 3;
+                       s.softcap = 5.0f;
+                     }});
+  return options;
+}
+
+void predict_next_tokens(HeadProblem& problem, RunSpec& run, std::int64_t batch,
+                         std::int64_t time) {
+  const std::vector<std::int64_t> vocab_ids = problem.oracle.targets;
+  for (std::int64_t i = 0; i < batch * time; ++i)
+    problem.oracle.targets[i] = i % time == time - 1 ? -100 : vocab_ids[i + 1];
+  const std::int64_t dim = problem.spec.dim;
+  run.change = [=](CrossEntropyOptions& o, CrossEntropyInputs& in, CrossEntropyOutputs& out) {
+    o.next_token = true;
+    in.hidden = ConstTensorView(in.hidden.data(), in.hidden.dtype(), {batch, time, dim});
+    in.targets = ConstTensorView(in.targets.data(), in.targets.dtype(), {batch, time});
+    out.d_hidden = TensorView(out.d_hidden.data(), out.d_hidden.dtype(), {batch, time, dim});
+    for (TensorView* view : {&out.lse, &out.log_prob, &out.target_logit, &out.d_hidden_bound})
+      if (view->defined()) *view = TensorView(view->data(), view->dtype(), {batch, time});
+  };
+}
+
+void add_to_gradients(RunSpec& run) {
+  run.change = [](CrossEntropyOptions& o, auto&, CrossEntropyOutputs& out) {
+    o.accumulate = true;
+    for (const TensorView& view : {out.d_hidden, out.d_weight, out.d_bias})
+      std::fill_n(static_cast<float*>(view.data()), view.numel(), 0.5f);
+  };
+}
+
+void expect_added(const HeadResult& added, const HeadResult& plain) {
+  for (Tensor HeadResult::*field :
+       {&HeadResult::d_hidden, &HeadResult::d_weight, &HeadResult::d_bias}) {
+    // The sums begin at 0.5 and round with every product added: some 300 times by 3e-8.
+    for (std::int64_t i = 0; i < (plain.*field).numel(); ++i)
+      ASSERT_NEAR((added.*field).get(i), 0.5 + (plain.*field).get(i), 2e-6) << i;
+  }
+}
+
+std::vector<double> some_upstream(std::int64_t tokens) {
+  std::vector<double> upstream;
+  for (std::int64_t i = 0; i < tokens; ++i)
+    upstream.push_back(i % 3 == 0 ? 0.0 : static_cast<double>(i % 7) - 3.0);
+  return upstream;
+}
+
+void set_wanted(RunSpec& run, int wanted) {
+  run.d_hidden = (wanted & 1) != 0;
+  run.d_weight = (wanted & 2) != 0;
+  run.d_bias = (wanted & 4) != 0;
+}
+
 void expect_same_bits(const HeadResult& a, const HeadResult& b) {
   EXPECT_EQ(a.loss.bytes(), b.loss.bytes());
   EXPECT_EQ(a.lse.bytes(), b.lse.bytes());

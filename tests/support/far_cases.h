@@ -20,6 +20,29 @@ class FarKernels : public testing::TestWithParam<std::string> {
                 std::uint64_t seed) const;
 };
 
+// An option that changes the gradient.
+struct FarOption {
+  const char* name;
+  void (*change)(HeadSpec&);
+};
+// Returns the options one by one and together; those of a softcap, which far_both refuses, if
+// wanted.
+std::vector<FarOption> far_options(bool softcap);
+
+// Lets the call take [batch, time] tensors and predict the next token. The oracle's targets become
+// those of the token after.
+void predict_next_tokens(HeadProblem& problem, RunSpec& run, std::int64_t batch, std::int64_t time);
+
+// Lets the call add to gradients that are 0.5, and checks the sums beside those of a plain call.
+void add_to_gradients(RunSpec& run);
+void expect_added(const HeadResult& added, const HeadResult& plain);
+
+// Returns upstream gradients of the tokens' losses, every third of which is 0.
+std::vector<double> some_upstream(std::int64_t tokens);
+
+// Sets the gradients that a call computes: of hidden (1), weight (2) and bias (4).
+void set_wanted(RunSpec& run, int wanted);
+
 // Compares outputs and statistics bit by bit.
 void expect_same_bits(const HeadResult& a, const HeadResult& b);
 

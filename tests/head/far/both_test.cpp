@@ -97,43 +97,8 @@ TEST_P(FarBoth, IsNeitherExactNorDropped) {
   EXPECT_GT(call_far_both(problem, r).statistics.far.selected, a.statistics.far.selected);
 }
 
-struct Option {
-  const char* name;
-  void (*change)(HeadSpec&);
-};
-const Option kOptions[] = {
-    {"bias", [](HeadSpec& s) { s.bias = true; }},
-    {"token_weight", [](HeadSpec& s) { s.token_weight = true; }},
-    {"class_weight", [](HeadSpec& s) { s.class_weight = true; }},
-    {"ignored", [](HeadSpec& s) { s.ignored = 0.4; }},
-    {"label_smoothing", [](HeadSpec& s) { s.label_smoothing = 0.1f; }},
-    {"smoothing_of_classes",
-     [](HeadSpec& s) {
-       s.label_smoothing = 0.2f;
-       s.class_weight = s.token_weight = s.bias = true;
-     }},
-    {"z_loss", [](HeadSpec& s) { s.z_loss = 0.01f; }},
-    {"logit_scale", [](HeadSpec& s) { s.logit_scale = 0.7f; }},
-    {"scale_bias",
-     [](HeadSpec& s) {
-       s.logit_scale = 1.3f;
-       s.bias = true;
-     }},
-    {"several_targets", [](HeadSpec& s) { s.per_token = 4; }},
-    {"several_targets_all",
-     [](HeadSpec& s) {
-       s.per_token = 3;
-       s.bias = s.token_weight = s.class_weight = true;
-       s.label_smoothing = 0.1f;
-       s.z_loss = 0.01f;
-       s.ignored = 0.3;
-     }},
-    {"reduction_sum", [](HeadSpec& s) { s.reduction = Reduction::sum; }},
-    {"reduction_none", [](HeadSpec& s) { s.reduction = Reduction::none; }},
-};
-
 TEST_P(FarBoth, OptionsOneByOne) {
-  for (const Option& option : kOptions) {
+  for (const FarOption& option : far_options(/*softcap=*/false)) {
     SCOPED_TRACE(option.name);
     HeadSpec s = spec();
     option.change(s);
@@ -202,8 +167,7 @@ TEST_P(FarBoth, UpstreamGradients) {
   }
   s.reduction = Reduction::none;
   RunSpec r = run();
-  for (std::int64_t i = 0; i < s.tokens; ++i)
-    r.grad_losses.push_back(i % 3 == 0 ? 0.0 : static_cast<double>(i % 7) - 3.0);
+  r.grad_losses = some_upstream(s.tokens);
   const FarBothResult a = check(FarBothProblem(s), r);
   for (std::int64_t i = 0; i < s.tokens; i += 3)
     for (std::int64_t k = 0; k < s.dim; ++k) ASSERT_EQ(a.d_hidden.get(i * s.dim + k), 0.0) << i;
@@ -219,9 +183,7 @@ TEST_P(FarBoth, FrozenSidesDoNotChangeTheOther) {
     SCOPED_TRACE(wanted);
     RunSpec r = run();
     r.tau = static_cast<float>(all.tau);
-    r.d_hidden = (wanted & 1) != 0;
-    r.d_weight = (wanted & 2) != 0;
-    r.d_bias = (wanted & 4) != 0;
+    set_wanted(r, wanted);
     const FarBothResult a = check(problem, r);
     EXPECT_EQ(a.d_weight.defined(), r.d_weight);
     EXPECT_EQ(a.d_bias.defined(), r.d_bias);
@@ -238,20 +200,9 @@ TEST_P(FarBoth, Accumulates) {
   RunSpec r = run();
   r.tau = static_cast<float>(plain.tau);
   r.audit_rows = 32;  // of this call's part only
-  r.change = [](CrossEntropyOptions& o, auto&, CrossEntropyOutputs& out) {
-    o.accumulate = true;
-    for (TensorView* view : {&out.d_hidden, &out.d_weight, &out.d_bias})
-      std::fill_n(static_cast<float*>(view->data()), view->numel(), 0.5f);
-  };
+  add_to_gradients(r);
   const FarBothResult added = call_far_both(problem, r);
-  const auto compare = [](const Tensor& got, const Tensor& part) {
-    for (std::int64_t i = 0; i < got.numel(); ++i)
-      // The sums begin at 0.5 and round with every product added: some 300 times by 3e-8.
-      ASSERT_NEAR(got.get(i), 0.5 + part.get(i), 2e-6) << i;
-  };
-  compare(added.d_hidden, plain.d_hidden);
-  compare(added.d_weight, plain.d_weight);
-  compare(added.d_bias, plain.d_bias);
+  expect_added(added, plain);
   EXPECT_EQ(added.lse.bytes(), plain.lse.bytes());
   r.change = nullptr;
   const FarFieldStatistics apart = call_far_both(problem, r).statistics.far;
@@ -264,18 +215,8 @@ TEST_P(FarBoth, NextToken) {
   HeadSpec s = spec();
   s.tokens = kBatch * kTime;
   FarBothProblem problem(s);
-  const std::vector<std::int64_t> vocab_ids = problem.oracle.targets;
-  for (std::int64_t i = 0; i < s.tokens; ++i)
-    problem.oracle.targets[i] = i % kTime == kTime - 1 ? -100 : vocab_ids[i + 1];
   RunSpec r = run();
-  r.change = [&](CrossEntropyOptions& o, CrossEntropyInputs& in, CrossEntropyOutputs& out) {
-    o.next_token = true;
-    in.hidden = ConstTensorView(in.hidden.data(), in.hidden.dtype(), {kBatch, kTime, s.dim});
-    in.targets = ConstTensorView(in.targets.data(), in.targets.dtype(), {kBatch, kTime});
-    out.d_hidden = TensorView(out.d_hidden.data(), out.d_hidden.dtype(), {kBatch, kTime, s.dim});
-    for (TensorView* view : {&out.lse, &out.log_prob, &out.target_logit})
-      *view = TensorView(view->data(), view->dtype(), {kBatch, kTime});
-  };
+  predict_next_tokens(problem, r, kBatch, kTime);
   EXPECT_EQ(check(problem, r).statistics.valid_tokens, kBatch * (kTime - 1));
 }
 

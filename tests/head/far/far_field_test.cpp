@@ -7,37 +7,19 @@
 #include <utility>
 
 #include "kernels/cpu_head.h"
-#include "support/far_problem.h"
+#include "support/far_cases.h"
 #include "support/mirror.h"
 
 namespace logitless::test {
 namespace {
 
-class FarField : public testing::TestWithParam<std::string> {
+class FarField : public FarKernels {
  protected:
-  RunSpec run() const {
-    RunSpec r;
-    r.kernel = GetParam();
-    return r;
-  }
-  bool skipped(const HeadSpec& spec) const { return !accepts_far(GetParam(), spec); }
-  // Adapts the spec to the kernel: bf16 if it does not take fp32, and multiples of eight columns if
-  // required.
-  void fit(HeadSpec& spec) const {
-    if (skipped(spec)) spec.dtype = DType::bf16;
-    if (skipped(spec)) spec.dim = (spec.dim + 7) / 8 * 8;
+  // The vocabulary is no multiple of a tile, and D is odd.
+  HeadSpec spec(std::int64_t tokens = 300, std::int64_t dim = 13) const {
+    return FarKernels::spec(tokens, dim, 11 * 128 + 37, 3);
   }
 };
-
-// The vocabulary is no multiple of a tile, and D is odd.
-HeadSpec small_spec() {
-  HeadSpec spec;
-  spec.tokens = 300;
-  spec.dim = 13;
-  spec.vocab = 11 * 128 + 37;
-  spec.seed = 3;
-  return spec;
-}
 
 void expect_some_selected(const FarResult& a) {
   EXPECT_GT(a.statistics.far.selected, 0.0);
@@ -71,13 +53,12 @@ TEST_P(FarField, IsTheOraclesForEachDtypeAndShape) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const Shape& shape : shapes) {
       if (shape.of_gpu && !is_device_kernel(GetParam())) continue;
-      HeadSpec spec = small_spec();
-      spec.tokens = shape.tokens;
-      spec.dim = shape.dim;
-      spec.vocab = shape.vocab;
-      spec.dtype = dtype;
-      if (skipped(spec)) continue;
-      check(FarProblem(spec), run());
+      HeadSpec s = spec();
+      s.tokens = shape.tokens;
+      s.dim = shape.dim;
+      s.vocab = shape.vocab;
+      s.dtype = dtype;
+      if (accepts_far(GetParam(), s)) check(FarProblem(s), run());
     }
   }
 }
@@ -85,8 +66,7 @@ TEST_P(FarField, IsTheOraclesForEachDtypeAndShape) {
 // Results are far from exact gradients: the comparison above would detect a plan that selects
 // everything, and one that drops skipped tiles.
 TEST_P(FarField, IsNeitherExactNorDropped) {
-  HeadSpec spec = small_spec();
-  fit(spec);
+  HeadSpec spec = this->spec();
   spec.bias = true;
   const FarProblem problem(spec);
   const FarResult a = check(problem, run());
@@ -113,64 +93,17 @@ TEST_P(FarField, IsNeitherExactNorDropped) {
   EXPECT_GT(o.far_mass, 4 * (1.5e-3 * o.far_mass + contract * size)) << "dropping it would pass";
 }
 
-struct Option {
-  const char* name;
-  void (*change)(HeadSpec&);
-};
-const Option kOptions[] = {
-    {"bias", [](HeadSpec& s) { s.bias = true; }},
-    {"token_weight", [](HeadSpec& s) { s.token_weight = true; }},
-    {"class_weight", [](HeadSpec& s) { s.class_weight = true; }},
-    {"ignored", [](HeadSpec& s) { s.ignored = 0.4; }},
-    {"label_smoothing", [](HeadSpec& s) { s.label_smoothing = 0.1f; }},
-    {"smoothing_of_classes",
-     [](HeadSpec& s) {
-       s.label_smoothing = 0.2f;
-       s.class_weight = s.token_weight = s.bias = true;
-     }},
-    {"z_loss", [](HeadSpec& s) { s.z_loss = 0.01f; }},
-    {"softcap", [](HeadSpec& s) { s.softcap = 5.0f; }},
-    {"softcap_scale_bias",
-     [](HeadSpec& s) {
-       s.softcap = 4.0f;
-       s.logit_scale = 1.3f;
-       s.bias = true;
-       s.z_loss = 0.01f;
-     }},
-    {"logit_scale", [](HeadSpec& s) { s.logit_scale = 0.7f; }},
-    {"several_targets", [](HeadSpec& s) { s.per_token = 4; }},
-    {"several_targets_softcap",
-     [](HeadSpec& s) {
-       s.per_token = 3;
-       s.softcap = 5.0f;
-     }},
-    {"several_targets_all",
-     [](HeadSpec& s) {
-       s.per_token = 3;
-       s.bias = s.token_weight = s.class_weight = true;
-       s.label_smoothing = 0.1f;
-       s.z_loss = 0.01f;
-       s.ignored = 0.3;
-     }},
-    {"reduction_sum", [](HeadSpec& s) { s.reduction = Reduction::sum; }},
-    {"reduction_none", [](HeadSpec& s) { s.reduction = Reduction::none; }},
-};
-
 TEST_P(FarField, OptionsOneByOne) {
-  for (const Option& option : kOptions) {
+  for (const FarOption& option : far_options(/*softcap=*/true)) {
     SCOPED_TRACE(option.name);
-    HeadSpec spec = small_spec();
-    spec.tokens = 150;
-    spec.dim = 9;
-    fit(spec);
-    option.change(spec);
-    check(FarProblem(spec), run());
+    HeadSpec s = spec(150, 9);
+    option.change(s);
+    check(FarProblem(s), run());
   }
 }
 
 TEST_P(FarField, MaskedVocab) {
-  HeadSpec spec = small_spec();
-  fit(spec);
+  HeadSpec spec = this->spec();
   spec.bias = true;
   spec.ignored = 0.8;  // enough to mask full tiles without a target
   spec.tokens = 60;
@@ -182,7 +115,7 @@ TEST_P(FarField, MaskedVocab) {
 
 TEST_P(FarField, SeveralChunks) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-    HeadSpec spec = small_spec();
+    HeadSpec spec = this->spec();
     spec.tokens = 420;
     spec.dim = 6;
     spec.dtype = dtype;
@@ -192,7 +125,7 @@ TEST_P(FarField, SeveralChunks) {
       spec.tokens = 1100;
       spec.dim = 8;
     }
-    if (skipped(spec)) continue;
+    if (!accepts_far(GetParam(), spec)) continue;
     const FarProblem problem(spec);
     RunSpec r = run();
     r.tau = 0.02f;
@@ -208,8 +141,7 @@ TEST_P(FarField, SeveralChunks) {
 }
 
 TEST_P(FarField, UpstreamGradients) {
-  HeadSpec spec = small_spec();
-  fit(spec);
+  HeadSpec spec = this->spec();
   spec.tokens = 200;
   for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
     spec.reduction = reduction;
@@ -220,8 +152,7 @@ TEST_P(FarField, UpstreamGradients) {
   spec.reduction = Reduction::none;
   const FarProblem problem(spec);
   RunSpec r = run();
-  for (std::int64_t i = 0; i < spec.tokens; ++i)
-    r.grad_losses.push_back(i % 3 == 0 ? 0.0 : static_cast<double>(i % 7) - 3.0);
+  r.grad_losses = some_upstream(spec.tokens);
   check(problem, r);
   // A block without gradients selects nothing and gets 0.
   r.grad_losses.assign(static_cast<std::size_t>(spec.tokens), 0.0);
@@ -232,17 +163,14 @@ TEST_P(FarField, UpstreamGradients) {
 }
 
 TEST_P(FarField, FrozenSidesDoNotChangeTheOther) {
-  HeadSpec spec = small_spec();
-  fit(spec);
+  HeadSpec spec = this->spec();
   spec.bias = true;
   spec.label_smoothing = 0.1f;
   const FarProblem problem(spec);
   for (const int wanted : {1, 2, 4, 5}) {
     SCOPED_TRACE(wanted);
     RunSpec r = run();
-    r.d_hidden = (wanted & 1) != 0;
-    r.d_weight = (wanted & 2) != 0;
-    r.d_bias = (wanted & 4) != 0;
+    set_wanted(r, wanted);
     const FarResult a = check(problem, r);
     EXPECT_EQ(a.d_hidden.defined(), r.d_hidden);
     EXPECT_EQ(a.d_weight.defined(), r.d_weight);
@@ -251,8 +179,7 @@ TEST_P(FarField, FrozenSidesDoNotChangeTheOther) {
 }
 
 TEST_P(FarField, Accumulates) {
-  HeadSpec spec = small_spec();
-  fit(spec);
+  HeadSpec spec = this->spec();
   spec.bias = true;
   spec.ignored = 0.2;
   const FarProblem problem(spec);
@@ -260,20 +187,9 @@ TEST_P(FarField, Accumulates) {
   RunSpec r = run();
   r.tau = static_cast<float>(plain.tau);
   r.audit_rows = 32;  // of this call's part only
-  r.change = [](CrossEntropyOptions& o, auto&, CrossEntropyOutputs& out) {
-    o.accumulate = true;
-    for (TensorView* view : {&out.d_hidden, &out.d_weight, &out.d_bias})
-      std::fill_n(static_cast<float*>(view->data()), view->numel(), 0.5f);
-  };
+  add_to_gradients(r);
   const FarResult added = call_far(problem, r);
-  const auto compare = [](const Tensor& got, const Tensor& part) {
-    for (std::int64_t i = 0; i < got.numel(); ++i)
-      // The sums begin at 0.5 and round with every product added: some 300 times by 3e-8.
-      ASSERT_NEAR(got.get(i), 0.5 + part.get(i), 2e-6) << i;
-  };
-  compare(added.d_hidden, plain.d_hidden);
-  compare(added.d_weight, plain.d_weight);
-  compare(added.d_bias, plain.d_bias);
+  expect_added(added, plain);
   EXPECT_EQ(added.bound.bytes(), plain.bound.bytes());
   EXPECT_EQ(added.statistics.far.bound, plain.statistics.far.bound);
   r.change = nullptr;
@@ -282,23 +198,12 @@ TEST_P(FarField, Accumulates) {
 
 TEST_P(FarField, NextToken) {
   constexpr std::int64_t kBatch = 3, kTime = 50;
-  HeadSpec spec = small_spec();
-  fit(spec);
+  HeadSpec spec = this->spec();
   spec.tokens = kBatch * kTime;
   FarProblem problem(spec);
-  const std::vector<std::int64_t> vocab_ids = problem.oracle.targets;
-  for (std::int64_t i = 0; i < spec.tokens; ++i)
-    problem.oracle.targets[i] = i % kTime == kTime - 1 ? -100 : vocab_ids[i + 1];
   RunSpec r = run();
   r.audit_rows = 20;
-  r.change = [&](CrossEntropyOptions& o, CrossEntropyInputs& in, CrossEntropyOutputs& out) {
-    o.next_token = true;
-    in.hidden = ConstTensorView(in.hidden.data(), in.hidden.dtype(), {kBatch, kTime, spec.dim});
-    in.targets = ConstTensorView(in.targets.data(), in.targets.dtype(), {kBatch, kTime});
-    out.d_hidden = TensorView(out.d_hidden.data(), out.d_hidden.dtype(), {kBatch, kTime, spec.dim});
-    for (TensorView* view : {&out.lse, &out.log_prob, &out.target_logit, &out.d_hidden_bound})
-      *view = TensorView(view->data(), view->dtype(), {kBatch, kTime});
-  };
+  predict_next_tokens(problem, r, kBatch, kTime);
   const FarResult a = check(problem, r);
   EXPECT_EQ(a.statistics.valid_tokens, kBatch * (kTime - 1));
   EXPECT_EQ(a.statistics.far.audited_tokens, 20);
@@ -307,8 +212,7 @@ TEST_P(FarField, NextToken) {
 
 // Weights with strides between rows and columns. Gaps of d_weight are not written.
 TEST_P(FarField, StridedWeightsAndGradients) {
-  HeadSpec spec = small_spec();
-  fit(spec);
+  HeadSpec spec = this->spec();
   const FarProblem problem(spec);
   const FarResult plain = check(problem, run());
   const std::int64_t shape[] = {spec.vocab, spec.dim};
@@ -348,8 +252,7 @@ TEST_P(FarField, StridedWeightsAndGradients) {
 
 // The library's order, and the identity.
 TEST_P(FarField, OrdersOfTheLibraryAndOfTheVocab) {
-  HeadSpec spec = small_spec();
-  fit(spec);
+  HeadSpec spec = this->spec();
   FarProblem problem(spec);
   const Context context;
   const std::vector<float> average = average_probability(
@@ -373,8 +276,7 @@ TEST_P(FarField, OrdersOfTheLibraryAndOfTheVocab) {
 }
 
 TEST_P(FarField, ExtraOutputsAreThoseOfVocabNotPositions) {
-  HeadSpec spec = small_spec();
-  fit(spec);
+  HeadSpec spec = this->spec();
   const FarProblem problem(spec);
   RunSpec r = run();
   r.extras = true;
@@ -390,8 +292,7 @@ TEST_P(FarField, ExtraOutputsAreThoseOfVocabNotPositions) {
 
 // The audit's memory follows all other buffers, and a call without an order is refused.
 TEST_P(FarField, RefusesAWorkspaceWithoutItsAuditAndACallWithoutAnOrder) {
-  HeadSpec spec = small_spec();
-  fit(spec);
+  HeadSpec spec = this->spec();
   const FarProblem problem(spec);
   Tensor lse(DType::f32, {spec.tokens}), d_hidden(DType::f32, {spec.tokens, spec.dim});
   CrossEntropyInputs in = problem.inputs();

@@ -298,18 +298,10 @@ TEST(ShardingFarPromises, AddsAndLeavesIgnoredTokensAlone) {
     RunSpec run;
     run.tau = 0.02f;
     const FarResult plain = call_sharded_far(problem, split, run, tokens);
-    run.change = [](CrossEntropyOptions& o, auto&, CrossEntropyOutputs& out) {
-      o.accumulate = true;
-      for (const TensorView& view : {out.d_hidden, out.d_weight, out.d_bias})
-        std::fill_n(static_cast<float*>(view.data()), view.numel(), 0.5f);
-    };
+    add_to_gradients(run);
     const FarResult added = call_sharded_far(problem, split, run, tokens);
     ASSERT_FALSE(HasFailure());
-    for (Tensor HeadResult::*field :
-         {&HeadResult::d_hidden, &HeadResult::d_weight, &HeadResult::d_bias}) {
-      for (std::int64_t i = 0; i < (plain.*field).numel(); ++i)
-        ASSERT_NEAR((added.*field).get(i), (plain.*field).get(i) + 0.5, 2e-6);
-    }
+    expect_added(added, plain);
   }
 }
 

@@ -4,16 +4,11 @@
 #include <vector>
 
 #include "head/sharding/sharded.h"
-#include "support/far_problem.h"
+#include "support/far_cases.h"
 
 namespace logitless::test {
 
-// An option that changes the gradient; the first of a list changes nothing. far_both_options has
-// those that far_both takes, too.
-struct FarOption {
-  const char* name;
-  void (*change)(HeadSpec&);
-};
+// Returns options of which the first changes nothing; far_both_options has those of far_both.
 std::vector<FarOption> far_backward_options();
 std::vector<FarOption> far_both_options();
 
