@@ -80,21 +80,19 @@ static void test_invalid_calls(logitless_context* context) {
   check_error("reduction",
               logitless_plan_cross_entropy(context, &options, &call.in, &call.out, NULL, &plan),
               LOGITLESS_INVALID_ARGUMENT, "reduction");
+#define REFUSED_PLAN(what, status, part)                                                         \
+  check_error(what,                                                                              \
+              logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan), \
+              status, part)
   logitless_plan_request_init(&request, sizeof request);
   request.kind = 12;
-  check_error("kind",
-              logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan),
-              LOGITLESS_INVALID_ARGUMENT, "request.kind: 12");
+  REFUSED_PLAN("kind", LOGITLESS_INVALID_ARGUMENT, "request.kind: 12");
   logitless_plan_request_init(&request, sizeof request);
   request.stored_fraction = 0.5;
-  check_error("fraction",
-              logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan),
-              LOGITLESS_INVALID_ARGUMENT, "stored_fraction");
+  REFUSED_PLAN("fraction", LOGITLESS_INVALID_ARGUMENT, "stored_fraction");
   logitless_plan_request_init(&request, sizeof request);
   request.memory_budget = 1;
-  check_error("budget",
-              logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan),
-              LOGITLESS_INVALID_ARGUMENT, "memory_budget");
+  REFUSED_PLAN("budget", LOGITLESS_INVALID_ARGUMENT, "memory_budget");
   request.budget_is_hint = 1; /* the byte is doubled until a plan fits */
   CHECK(logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan) ==
             LOGITLESS_OK,
@@ -107,56 +105,41 @@ static void test_invalid_calls(logitless_context* context) {
   plan = NULL;
   request.budget_is_hint = 0;
   request.memory_budget = info.memory_budget / 2;
-  check_error("half of the hint's budget",
-              logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan),
-              LOGITLESS_INVALID_ARGUMENT, "memory_budget");
+  REFUSED_PLAN("half of the hint's budget", LOGITLESS_INVALID_ARGUMENT, "memory_budget");
   request.budget_is_hint = 1;
   request.memory_budget = 0;
-  check_error("hint without bytes",
-              logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan),
-              LOGITLESS_INVALID_ARGUMENT,
-              "request.budget_is_hint: expected a memory_budget above 0");
+  REFUSED_PLAN("hint without bytes", LOGITLESS_INVALID_ARGUMENT,
+               "request.budget_is_hint: expected a memory_budget above 0");
   logitless_plan_request_init(&request, sizeof request);
   request.compute_capability = 90; /* these tensors lie in memory of the CPU */
-  check_error("absent GPU",
-              logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan),
-              LOGITLESS_INVALID_ARGUMENT, "request.compute_capability: expected 0 in a plan of");
+  REFUSED_PLAN("absent GPU", LOGITLESS_INVALID_ARGUMENT,
+               "request.compute_capability: expected 0 in a plan of");
   logitless_plan_request_init(&request, sizeof request);
   request.kind = LOGITLESS_PLAN_DENSE;
-  check_error("kind without gradients",
-              logitless_plan_cross_entropy(context, NULL, &call.in, &call.out, &request, &plan),
-              LOGITLESS_UNSUPPORTED, "dense");
+  REFUSED_PLAN("kind without gradients", LOGITLESS_UNSUPPORTED, "dense");
+#undef REFUSED_PLAN
   CHECK(plan == NULL, "a failed call wrote its output");
 
   CHECK(plan_of(context, &call, &plan) == LOGITLESS_OK, "plan");
   bytes = logitless_plan_workspace_bytes(plan);
   CHECK(bytes + 128 < 1 << 20, "the workspace of a small call is %u", (unsigned)bytes);
-  check_error("workspace",
-              logitless_cross_entropy(context, plan, NULL, &call.in, &call.out, NULL, 0, NULL),
-              LOGITLESS_INVALID_ARGUMENT, "workspace");
-  check_error(
-      "workspace size",
-      logitless_cross_entropy(context, plan, NULL, &call.in, &call.out, workspace, bytes - 1, NULL),
-      LOGITLESS_INVALID_ARGUMENT, "workspace");
-  check_error(
-      "workspace alignment",
-      logitless_cross_entropy(context, plan, NULL, &call.in, &call.out, workspace + 4, bytes, NULL),
-      LOGITLESS_INVALID_ARGUMENT, "workspace");
+#define REFUSED_RUN(what, memory, size, part)                                                      \
+  check_error(                                                                                     \
+      what, logitless_cross_entropy(context, plan, NULL, &call.in, &call.out, memory, size, NULL), \
+      LOGITLESS_INVALID_ARGUMENT, part)
+  REFUSED_RUN("workspace", NULL, 0, "workspace");
+  REFUSED_RUN("workspace size", workspace, bytes - 1, "workspace");
+  REFUSED_RUN("workspace alignment", workspace + 4, bytes, "workspace");
   call.hidden.shape[0] = INT64_MAX / kDim;
   check_error("size", plan_of(context, &call, &other), LOGITLESS_INVALID_ARGUMENT,
               "hidden: the number of elements overflows at dimension 0");
   call.hidden.shape[0] = kTokens;
   call.hidden.data = workspace;
-  check_error(
-      "hidden in the workspace",
-      logitless_cross_entropy(context, plan, NULL, &call.in, &call.out, workspace, bytes, NULL),
-      LOGITLESS_INVALID_ARGUMENT, "shares memory with hidden");
+  REFUSED_RUN("hidden in the workspace", workspace, bytes, "shares memory with hidden");
   call.hidden.data = call.head.hidden;
   call.head.targets[4] = kVocab;
-  check_error(
-      "target",
-      logitless_cross_entropy(context, plan, NULL, &call.in, &call.out, workspace, bytes, NULL),
-      LOGITLESS_INVALID_ARGUMENT, "targets: 11 at position 4");
+  REFUSED_RUN("target", workspace, bytes, "targets: 11 at position 4");
+#undef REFUSED_RUN
   CHECK(call.loss == 42.0f, "a failed call wrote its output");
   call.head.targets[4] = 0;
   CHECK(logitless_cross_entropy(context, plan, NULL, &call.in, &call.out, workspace, bytes, NULL) ==
