@@ -23,7 +23,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <random>

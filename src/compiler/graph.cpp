@@ -5,7 +5,6 @@
 #include <cctype>
 #include <cmath>
 #include <numbers>
-#include <numeric>
 
 #include "compiler/graph_access.h"
 #include "compiler/ir/build.h"

@@ -1,7 +1,6 @@
 // Argument checks of sample.h.
 #include "core/check.h"
 
-#include <array>
 #include <cmath>
 
 #include "core/described.h"

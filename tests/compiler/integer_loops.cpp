@@ -7,7 +7,6 @@
 #include <limits>
 #include <random>
 #include <string>
-#include <variant>
 
 #include "compiler/exec/cpu/run.h"
 #include "compiler/ir/text.h"

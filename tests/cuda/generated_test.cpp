@@ -2,7 +2,6 @@
 // reduction and kind of size against float64. Skips without a GPU or without NVRTC.
 #include <gtest/gtest.h>
 
-#include <map>
 #include <memory>
 
 #include "compiler/exec/cuda/codegen.h"

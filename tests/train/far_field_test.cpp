@@ -1,7 +1,6 @@
 // Tests training with the far field: resumed runs, options without effect, and refusals.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>

@@ -6,7 +6,6 @@ The gathered rows of the negatives are the weight of a head, whose bias corrects
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from .head import divisor_of, valid_targets
 from .options import HEAD, choice, count, flag, head_of, number

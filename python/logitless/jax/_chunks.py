@@ -19,7 +19,7 @@ from .._losses.chunks import ROWS, Sizes, block_bytes, described, is_sum, plan_o
 from ._arguments import sum_dtype
 from ._axes import axes_of, varying
 from ._portable import _add, _cut, _put, _windows
-from .head import GRADIENTS, all_gradients, flag, type_of, wanted_gradients
+from .head import GRADIENTS, all_gradients, type_of, wanted_gradients
 
 FORMULAS: dict[str, Callable[..., Any]] = {}  # by name, of (given, *form)
 OF_VOCAB: dict[str, tuple[str, Callable[[jax.Array], jax.Array]]] = {}  # a formula's argument [V], of rows of weight

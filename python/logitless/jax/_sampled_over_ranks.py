@@ -16,7 +16,7 @@ from .._losses import sampling_over_ranks as formulas
 from .._losses.chunks import ROWS, Sizes, plan_of
 from .._losses.options import Head
 from .._losses.sampling import Filters, with_noise
-from . import _arguments, _xp as xp
+from . import _xp as xp
 from ._axes import axes_of
 from .sharding import Axes, Sharding, _checked, of_types
 

@@ -19,7 +19,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from ._portable_rows import MASKED, Entries, RowForm, Statistics, Sums, Targets, finished, finite, merged, rescaled
+from ._portable_rows import MASKED, Entries, RowForm, Statistics, Sums, Targets, finished, finite, merged
 
 _MOST_TARGETS = 8  # of a token, each of which is compared with each logit
 _LEAST_COLUMNS = 64  # of a tile; fewer are not worth a kernel

@@ -11,7 +11,7 @@ from .._losses import tempered as shared
 from .._options import HeadOptions, head_options
 from . import _memory, _portable, _xp, autograd, run
 from ._arguments import Arguments, loss_options
-from .call import Asked, check_head, check_tensors, checked_call, compute_dtype, head_arguments, needs_of, with_outputs
+from .call import Asked, check_tensors, checked_call, compute_dtype, head_arguments, needs_of, with_outputs
 from .dtensor import _is_dtensor
 from .run import Form
 

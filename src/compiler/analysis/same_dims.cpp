@@ -1,7 +1,5 @@
 #include "compiler/analysis/same_dims.h"
 
-#include <algorithm>
-
 #include "compiler/analysis/split.h"
 #include "compiler/ir/build.h"
 

@@ -1,5 +1,4 @@
 // The table of operations, collected from the families.
-#include <array>
 #include <initializer_list>
 
 #include "compiler/analysis/cut.h"

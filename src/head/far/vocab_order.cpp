@@ -5,8 +5,6 @@
 #include <cstring>
 #include <functional>
 #include <initializer_list>
-#include <map>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <tuple>

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "support/far_cases.h"
 #include "support/mirror.h"

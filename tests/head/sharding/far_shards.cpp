@@ -1,7 +1,6 @@
 #include "head/sharding/far_shards.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "kernels/cpu_head.h"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from loss_frameworks import (
-    ADVANTAGES, B, BIAS, GIVEN, HIDDEN, REF_HIDDEN, REF_WEIGHT, T, TARGETS, V, VALID, WEIGHT, normal,
+    ADVANTAGES, B, BIAS, GIVEN, HIDDEN, REF_HIDDEN, REF_WEIGHT, T, V, VALID, WEIGHT, normal,
 )
 
 TEACHER_BIAS = normal(V, seed=16, scale=0.3)

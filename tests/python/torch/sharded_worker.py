@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 DIM = 12
 PAGE = Path(__file__).parents[3] / "docs/use/distributed.md"

@@ -99,26 +99,6 @@ def test_saves_and_loads(tmp_path):
     assert copy.deepcopy(lazy_head(model))(**batch()).loss.isfinite()
 
 
-def largest_during(function):
-    """Returns bytes of the largest tensor that an operation returns."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    most = 0
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal most
-            out = func(*args, **(kwargs or {}))
-            for t in out if isinstance(out, (tuple, list)) else [out]:
-                if isinstance(t, torch.Tensor):
-                    most = max(most, t.numel() * t.element_size())
-            return out
-
-    with Watch():
-        function()
-    return most
-
-
 def test_the_head_itself():
     """A head that is patched alone, outside of a model."""
     body, head = torch.nn.Embedding(40, 8), torch.nn.Linear(8, 40)

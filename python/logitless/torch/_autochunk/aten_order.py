@@ -7,7 +7,6 @@ import math
 import torch
 
 from logitless.torch._autochunk.aten import axis_of, handles, value_of
-from logitless.torch._autochunk.dtypes import DTYPES
 
 # --- running sums
 

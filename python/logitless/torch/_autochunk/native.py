@@ -11,7 +11,6 @@ import torch
 from logitless import _library as c
 from logitless._autochunk.checks import unpacked
 from logitless._autochunk.native import Machine, Request, missing, program
-from logitless._compiler import DTYPES as NAMES
 from logitless._compiler import PreparedProgram
 from logitless.torch import _memory
 from logitless.torch._autochunk.dtypes import DTYPES

@@ -15,7 +15,6 @@ from logitless._autochunk.options import Unsupported
 from logitless._autochunk.parse import Graph, Loop, Node, Slot, Type
 from logitless._autochunk.source import BaseEmitter, gathered
 from logitless._autochunk.text import (
-    INFIX,
     MAPS,
     UNARY,
     Term,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn

@@ -2,7 +2,6 @@
 // owns a tile of both dimensions, and operands that are not contiguous along the result's go
 // through shared memory.
 #include <algorithm>
-#include <numeric>
 
 #include "compiler/exec/cuda/kernels.h"
 #include "compiler/exec/cuda/loop_text.h"
