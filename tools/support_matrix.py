@@ -120,7 +120,7 @@ CALLS = (
     ("the same of one tensor in f32 beside the other", beside_f32),
     ("log-probabilities, entropy: `linear_logprobs`", lambda k, d: bool(plan(k, d, entropy=1, entropy_gradient=1))),
     ("the same with `selected_ids`", lambda k, d: bool(plan(k, d, targets_per_token=65, entropy=1, entropy_gradient=1))),
-    ("a temperature of each token; in 16 bits, with bias or softcap in the framework's operations", lambda k, d: True),
+    ("a temperature of each token; with bias or softcap, or in 16 bits on a GPU, in the framework's operations", lambda k, d: True),
     ("over kept sets: `linear_kept_logprobs`, in the framework's operations", lambda k, d: True),
     ("[ready losses](../use/ready_losses.md)", lambda k, d: bool(plan(k, d, entropy=1, entropy_gradient=1))),
     ("several heads: `losses.multi_token_loss`", lambda k, d: bool(plan(k, d, argmax=1, label_smoothing=1))),

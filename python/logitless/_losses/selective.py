@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .invariance import check
 from .options import flag, head_of
 
 
@@ -12,20 +13,25 @@ def selective_log_softmax(xp, hidden, weight, index, bias, *, batch_invariant, *
     Args:
         hidden: [..., D], {floats}. weight: [V, D], of the same dtype. bias: [V].
         index: [...] or [..., K], int32 or int64: one or K token ids per token.
-        torch: batch_invariant: raises NotImplementedError if a token's result could depend on other tokens of the call:
-        torch:     on a GPU, and for float64. See below.
-        jax: batch_invariant: raises NotImplementedError if a token's result could depend on other tokens of the call:
-        jax:     on a GPU. See below.
+        batch_invariant: raises NotImplementedError if a token's result could depend on other tokens of the call: for the
+            exceptions below.
         {head}
             temperature may be {an_array} [...], a number for each token.
 
     Returns:
         Log-probabilities, float32{exact}, shaped as index; 0 for ``ignore_index``. With gradients.
 
-    Results are batch-invariant on a CPU, bit for bit. The log-probability of a token depends only on its hidden state,
-    the head, its token id and the options. It does not depend on the number, order or values of other tokens. Nor does
-    it depend on whether gradients are computed, on the memory budget, or on the number of threads. It does depend on
-    the dtype and the kernel, and so on the machine (``logitless.kernels()``; ``LOGITLESS_CPU`` pins one).
+    Results are batch-invariant, bit for bit. The log-probability of a token depends only on its hidden state, the head,
+    its token id and the options. It does not depend on the number, order or values of other tokens. Nor does it depend
+    on whether gradients are computed, on the memory budget, or on the number of threads. It does depend on the dtype
+    and the kernel, and so on the machine (``logitless.kernels()``; ``LOGITLESS_CPU`` and ``LOGITLESS_GPU_KERNELS`` pin
+    one).
+
+    torch: Exceptions are PyTorch's own operations, and on a GPU float32, the kernel ``cublas`` and a sharded vocabulary. A
+    torch: quantised weight, and a tensor as temperature with a bias or softcap, or in 16 bits on a GPU, take those
+    torch: operations.
+    jax: Exceptions are JAX's own operations, a sharded vocabulary, and on a GPU float32 and the kernel ``cublas``. An array
+    jax: as temperature with a bias or softcap, or in 16 bits on a GPU, takes those operations.
 
     Cost: one GEMM forward, three backward. Memory: the plan's workspace, within ``memory_budget``.
 
@@ -33,7 +39,7 @@ def selective_log_softmax(xp, hidden, weight, index, bias, *, batch_invariant, *
     """
     found = head_of(head, xp)
     if flag("batch_invariant", batch_invariant):
-        xp.check_batch_invariance(hidden)
+        check(xp.NAMES, xp.computation(hidden, weight, bias, found))
     try:
         return xp.log_probs(hidden, weight, index, bias, found)
     except (TypeError, ValueError) as error:  # the argument by its name here

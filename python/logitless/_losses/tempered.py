@@ -1,7 +1,8 @@
 """A temperature for each token: its gradient, and the loss of tempered log-probabilities.
 
-fp32 hidden states are divided by it. In 16 bits that would round, and a bias or a softcap stands between them and the
-logits. There the frameworks' own operations divide the logits, in fp32.
+Hidden states are divided by it, in fp32, where the head then multiplies them as they are: in fp32, and beside a 16-bit
+weight on a CPU. Else that would round, and a bias or a softcap stands between them and the logits. There the frameworks'
+own operations divide the logits, in fp32.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def loss(xp, options, log_prob, lse, target, weights):
     [..., K] with weights of targets. options: LossOptions. weights: LossWeights, of the dtype of lse."""
     if options.label_smoothing:
         raise NotImplementedError(
-            "label_smoothing: expected 0 beside a temperature for each token in 16 bits or with bias or softcap, got "
-            f"{options.label_smoothing}"
+            "label_smoothing: expected 0 beside a temperature for each token with bias or softcap, or in 16 bits beyond a "
+            f"CPU's kernels, got {options.label_smoothing}"
         )
     valid = target != options.ignore_index
     ids = xp.astype(xp.where(valid, target, 0), xp.class_dtype)

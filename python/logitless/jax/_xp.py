@@ -17,7 +17,7 @@ from jax.numpy import (
 )
 from jax.typing import ArrayLike
 
-from .._losses import options
+from .._losses import invariance, options
 from .._losses.contrastive import Spread
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
@@ -25,12 +25,12 @@ from .._options import WEIGHTS, weights_of
 from . import _arguments, _sampled, _sampled_over_ranks, vocab_parallel
 from ._axes import axes_of, varying
 from ._noise import gumbel as gumbel, gumbel_of_ids as gumbel_of_ids
-from ._backend import backend
+from ._backend import backend, gpu_capability
 from ._chunks import Operand
 from ._entries import dots as dots, largest as largest, rows as rows, summed as summed
 from .head import linear_logprobs
 from .loss import linear_cross_entropy, prepare, token_losses
-from .sharding import Axes, Sharding, mesh_of, placed, replicated, rows_axes
+from .sharding import Axes, Sharding, mesh_of, of_types, placed, replicated, rows_axes
 
 NAMES = options.Framework("jax", "JAX", "targets", "array", "an array", "float32, bfloat16 or float16", "")
 boolean, class_dtype = jnp.bool_, jnp.int32
@@ -278,18 +278,27 @@ def refuse_offsets(offsets: jax.Array, count: int) -> None:
     """Does nothing: offsets are not known while a program is traced."""
 
 
-def check_batch_invariance(hidden: Any) -> None:
-    chosen = backend(array("hidden", hidden).dtype)
+def computation(hidden: Any, weight: Any, bias: Any, head: Head) -> invariance.Computation:
+    """Returns how ``log_probs`` of these arguments computes them."""
+    from . import tempered  # imported here, since that module imports this one
+
+    x, w, sharding = array("hidden", hidden), array("weight", weight), of_types(hidden, weight)
+    if x.ndim < 1 or w.ndim != 2 or w.shape[1] != x.shape[-1]:
+        raise ValueError(f"weight: expected [V, D] for hidden {list(x.shape)}, got {list(w.shape)}")
+    chosen, dtype = backend(x.dtype), jnp.promote_types(x.dtype, w.dtype)
+    if dtype == jnp.float64:
+        return invariance.Computation("the library has no kernels for float64")
     if chosen.name == "portable":
-        raise NotImplementedError(
-            f"batch_invariant: expected the library's kernels on the CPU, got JAX's own operations: {chosen.reason}"
-        )
-    if jax.default_backend() != "cpu":
-        raise NotImplementedError(
-            f"batch_invariant: expected the CPU, got {jax.default_backend()}: on a GPU the bits of a token depend on "
-            "how many tokens there are with it, where cuBLAS multiplies, and with the Hopper kernels on whether a sum "
-            "of one of the 256 around it leaves fp32's range"
-        )
+        return invariance.Computation(chosen.reason)
+    a = _arguments.Arguments(x, w, None, bias, sharding=sharding, **head._asdict())
+    if head.temperature is not None and tempered.divided_dtype(a, x, w) is None:
+        return invariance.Computation(invariance.DIVIDED_LOGITS)
+    sharded = sharding is not None and bool(sharding._vocab)
+    reason = "whose shards JAX's own operations put together" if sharded else ""
+    if jax.default_backend() == "cpu":
+        return invariance.Computation(sharded=reason)
+    kernel = invariance.gpu_kernel(w.shape[1], w.shape[0], dtype.name, round(10 * gpu_capability()))
+    return invariance.Computation("", kernel, reason)
 
 
 # --- The head.

@@ -229,8 +229,9 @@ def linear_cross_entropy(
         softcap: ``c * tanh(logits / c)``.
         logit_scale: factor of the products.
         temperature: a number above 0, or an array [...] of floats above 0, with a gradient: divides the logits, after the
-            softcap. An array beside float32 hidden states, without bias and softcap, divides those. Otherwise JAX's
-            operations compute the logits in float32, a chunk at a time: four GEMMs, without label_smoothing and sharding.
+            softcap. Without bias and softcap, an array divides hidden states of float32, and on a CPU those of 16 bits (in
+            float32, 4 N D bytes). Otherwise JAX's operations compute the logits in float32, a chunk at a time: four GEMMs,
+            without label_smoothing and sharding.
         normalizer: ``mean`` divides by this positive number or scalar array instead, such as the token count of all
             devices. The value of an array is not checked, since it may be traced.
         token_weight: [...], float: factors of the tokens' losses. A token of weight 0 is left out, whatever its hidden
@@ -261,6 +262,11 @@ def linear_cross_entropy(
     are not computed. "mean" and "sum" compute them in the forward, three GEMMs of N * V * D multiply-adds in all. They
     are saved until the backward, which scales them. "none" computes them in the backward. Other arrays have no
     gradient, and asking for one is an error (use jax.lax.stop_gradient). Results are deterministic, bit for bit.
+
+    Batch invariance: with reduction "none" the loss and lse of a token have the same bits whatever the other tokens of
+    the call: their number, order, values and mask. Nor do gradients, memory_budget and threads matter. The library's
+    kernels keep this on a CPU, and on a GPU from compute capability 8.0 on for 16-bit hidden and weight. JAX's own
+    operations do not, among them those for a temperature array. Nor do a sharded vocabulary, and float32 on a GPU.
 
     Extra memory: the plan's workspace, within ``memory_budget``.
 

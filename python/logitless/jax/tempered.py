@@ -13,12 +13,13 @@ from . import _arguments
 from . import _xp as xp
 from ._arguments import Arguments
 from ._axes import axes_of, varying
+from ._backend import backend
 from .head import head
 
 
 def folded(a: Arguments) -> Arguments:
-    """Divides softcap and scale, or float32 hidden states without bias and softcap, by the temperature. One of each token
-    that cannot be folded remains, as an array [...]."""
+    """Divides softcap and scale, or hidden states, by the temperature. One of each token that cannot be folded remains,
+    as an array [...]."""
     if xp.is_number(a.temperature):
         return a._replace(**shared.scaled_options(a.temperature, a.softcap, a.logit_scale), temperature=None)
     x, w, t = (_arguments.anywhere(name, getattr(a, name)) for name in ("hidden", "weight", "temperature"))
@@ -27,14 +28,26 @@ def folded(a: Arguments) -> Arguments:
     if not xp.is_floating(t):
         raise TypeError(f"temperature: expected floats, got {t.dtype.name}")
     t = jnp.broadcast_to(t, x.shape[:-1])
-    dtype = jnp.promote_types(x.dtype, w.dtype)
-    if a.bias is None and a.softcap is None and dtype in (jnp.float32, jnp.float64):
+    dtype = divided_dtype(a, x, w)
+    if dtype is not None:
         return a._replace(hidden=x.astype(dtype) / t[..., None].astype(dtype), temperature=None)
     if a.sharding is not None:
         raise NotImplementedError(
             "temperature: one for each token goes with a sharded head in float32, without bias and softcap, alone"
         )
     return a._replace(hidden=x, temperature=t)
+
+
+def divided_dtype(a: Arguments, x: jax.Array, w: jax.Array) -> Any:
+    """Returns the dtype in which hidden states x are divided by a temperature for each token; None if logits are."""
+    if a.bias is not None or a.softcap is not None:
+        return None
+    dtype = jnp.promote_types(x.dtype, w.dtype)
+    if dtype in (jnp.float32, jnp.float64):
+        return dtype
+    # A CPU's kernels multiply float32 hidden states by a 16-bit weight as it is.
+    native = backend(x.dtype).name == "native" and jax.default_backend() == "cpu"
+    return jnp.dtype(jnp.float32) if native and x.dtype == w.dtype and a.sharding is None else None
 
 
 def outputs(

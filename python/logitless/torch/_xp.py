@@ -16,12 +16,12 @@ from torch import clamp as clip
 from torch.nn.functional import linear, logsigmoid as log_sigmoid, relu
 
 from .._autochunk.function import warn
-from .._losses import options
+from .._losses import invariance, options
 from .._losses.contrastive import Spread
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
 from .._losses.sampling import mixed
-from . import _entries, _memory, _noise, _sampled, _sampled_over_ranks, dtensor
+from . import _entries, _memory, _noise, _sampled, _sampled_over_ranks, dtensor, quantized
 from ._arguments import named
 from ._backend import backend
 from ._chunks import Operand
@@ -360,18 +360,32 @@ def refuse_offsets(offsets: Tensor, count: int) -> None:
             )
 
 
-def check_batch_invariance(hidden: Any) -> None:
-    if array("hidden", hidden).device.type != "cpu":
-        raise NotImplementedError(
-            "batch_invariant: expected tensors on the CPU, got "
-            f"{hidden.device}: on a GPU the bits of a token depend on how many tokens there are with it, where cuBLAS "
-            "multiplies, and with the Hopper kernels on whether a sum of one of the 256 around it leaves fp32's range"
-        )
-    chosen = backend(hidden)
+def computation(hidden: Any, weight: Any, bias: Optional[Tensor], head: Head) -> invariance.Computation:
+    """Returns how ``log_probs`` of these arguments computes them."""
+    from . import tempered  # imported here, since that module imports this one
+
+    a = quantized.taken(named(hidden=array("hidden", hidden), weight=array("weight", weight), target=None, bias=bias, **head._asdict()))
+    check_head(a.hidden, a.weight, bias)
+    chosen = backend(a.hidden)
     if chosen.name != "native":
-        raise NotImplementedError(
-            f"batch_invariant: expected the library's kernels, got PyTorch's own operations: {chosen.reason}"
-        )
+        return invariance.Computation(chosen.reason)
+    if isinstance(a.weight, quantized.QuantizedWeight):
+        return invariance.Computation(invariance.QUANTIZED)
+    if head.temperature is not None and tempered.divided_dtype(a) is None:
+        return invariance.Computation(invariance.DIVIDED_LOGITS)
+    if a.hidden.device.type == "cpu":
+        return invariance.Computation()
+    dtype = str(compute_dtype(a.hidden, a.weight, blocks=True) or a.hidden.dtype).removeprefix("torch.")
+    vocab, dim = a.weight.shape
+    sharded = any(p.is_shard() for p in getattr(a.weight, "placements", ()))
+    reason = "whose ranks choose their exchange by the number of tokens" if sharded else ""
+    return invariance.Computation("", _gpu_kernel(dim, vocab, dtype, a.hidden.device.index), reason)
+
+
+@torch.compiler.assume_constant_result
+def _gpu_kernel(dim: int, vocab: int, dtype: str, index: Optional[int]) -> str:
+    major, minor = torch.cuda.get_device_capability(index)
+    return invariance.gpu_kernel(dim, vocab, dtype, 10 * major + minor)
 
 
 # --- The head.

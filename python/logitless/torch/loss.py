@@ -51,9 +51,9 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
         softcap: ``c * tanh(logits / c)``.
         logit_scale: factor of the products.
         temperature: a number above 0, or a tensor [...] of floats above 0, with a gradient: divides the logits, after the
-            softcap. A tensor beside float32 hidden states, without bias and softcap, divides those. Otherwise PyTorch's
-            operations compute the logits in float32, a chunk at a time: four GEMMs, without label_smoothing and sharding,
-            and ``torch.compile`` breaks its graph.
+            softcap. Without bias and softcap, a tensor divides hidden states of float32, and on a CPU those of 16 bits (in
+            float32, 4 N D bytes). Otherwise PyTorch's operations compute the logits in float32, a chunk at a time: four
+            GEMMs, without label_smoothing and sharding, and ``torch.compile`` breaks its graph.
         normalizer: ``mean`` divides by this positive number or scalar tensor instead, such as the token count of the
             global batch. The value of a tensor is not checked, since that would synchronise with a GPU.
         token_weight: [...] float: factors of the tokens' losses. A token of weight 0 costs nothing, whatever its hidden
@@ -98,6 +98,12 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
     Memory: the workspace of the plan, within ``memory_budget``. Gradients of a mean or sum are computed in the forward
     and saved until the backward; those of float16 in fp32, since the loss scale is applied then. Gradients are summed
     in fp32 and rounded once. Results are deterministic, bit for bit.
+
+    Batch invariance: with reduction "none" the loss and lse of a token have the same bits whatever the other tokens of
+    the call: their number, order, values and mask. Nor do gradients, memory_budget and threads matter. The library's
+    kernels keep this on a CPU, and on a GPU from compute capability 8.0 on for 16-bit hidden and weight. PyTorch's own
+    operations do not, among them those for a temperature tensor and a quantised weight. Nor do float32 and a sharded
+    vocabulary on a GPU.
 
     Raises:
         ValueError, TypeError: the message names the argument, the expected value and the given one. A target outside
@@ -170,8 +176,11 @@ def linear_logprobs(
 
     Returns:
         (log_prob, entropy, lse), then argmax and the log-probabilities of selected_ids if asked for, float32 (float64
-        for float64 inputs): log_prob shaped as target, or None without it, the others [...]. Logarithms are natural. The cost is one GEMM forward. Backward it is two where
-        exponentials are saved, else three. A gradient of the entropy on a CPU or under a softcap takes four.
+        for float64 inputs): log_prob shaped as target, or None without it, the others [...]. Logarithms are natural. The cost
+        is one GEMM forward. Backward it is two where exponentials are saved, else three. A gradient of the entropy on a CPU
+        or under a softcap takes four.
+
+    Batch invariance: as in ``linear_cross_entropy``. log_prob has the bits of its loss with reduction "none", negated.
 
     Raises as ``linear_cross_entropy``. ``keep=True`` raises ValueError on the CPU, for float64, for a sharded
     vocabulary and for traced calls. It also does with hooks of saved tensors (checkpoints, offloading), and for a

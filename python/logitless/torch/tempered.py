@@ -11,8 +11,11 @@ from .._losses import tempered as shared
 from .._options import HeadOptions, head_options
 from . import _memory, _portable, _xp, autograd, run
 from ._arguments import Arguments, loss_options
-from .call import Asked, check_tensors, checked_call, compute_dtype, head_arguments, needs_of, with_outputs
+from ._backend import is_native
+from ._precision import autocast_dtype
+from .call import Asked, check_head, check_tensors, checked_call, compute_dtype, head_arguments, needs_of, with_outputs
 from .dtensor import _is_dtensor
+from .quantized import QuantizedWeight
 from .run import Form
 
 
@@ -62,10 +65,23 @@ def folded(a: Arguments) -> Arguments:
     if not a.temperature.is_floating_point():
         raise TypeError(f"temperature: expected floats, got {a.temperature.dtype}")
     t = _xp.shaped("temperature", a.temperature, tuple(a.hidden.shape[:-1]), ()).expand(a.hidden.shape[:-1])
-    dtype = compute_dtype(a.hidden, a.weight, blocks=True) or a.hidden.dtype
-    if a.bias is not None or a.softcap is not None or dtype not in (torch.float32, torch.float64):
+    dtype = divided_dtype(a)
+    if dtype is None:
         return a._replace(temperature=t)
     return a._replace(hidden=a.hidden.to(dtype) / t.to(dtype)[..., None], temperature=None)
+
+
+def divided_dtype(a: Arguments) -> Optional[torch.dtype]:
+    """Returns the dtype in which hidden states are divided by a temperature for each token; None if logits are."""
+    if a.bias is not None or a.softcap is not None:
+        return None
+    dtype = compute_dtype(a.hidden, a.weight, blocks=True) or a.hidden.dtype
+    if dtype in (torch.float32, torch.float64):
+        return dtype
+    # A CPU's kernels multiply fp32 hidden states by a 16-bit weight as it is. Autocast would round them.
+    whole = a.sharding is None and not any(map(_is_dtensor, (a.hidden, a.weight, a.temperature)))
+    plain = whole and not isinstance(a.weight, QuantizedWeight) and autocast_dtype("cpu") is None
+    return torch.float32 if plain and a.hidden.device.type == "cpu" and is_native(a.hidden) else None
 
 
 def _outputs(

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax_oracle import ON_CPU, of_kernels
 from loss_frameworks import RNG, normal
 
 from logitless import _library as library
 from logitless._autochunk.native import Machine
 from logitless._cache import Cache
-from logitless.jax import losses
+from logitless.jax import linear_cross_entropy, linear_logprobs, losses
 from logitless.jax._autochunk import native
 from logitless.jax.losses import _formulas
 
@@ -63,16 +64,42 @@ def test_half_of_ligers_memory_takes_six_products(monkeypatch, dim):
 
 
 @of_kernels
-@pytest.mark.skipif(not ON_CPU, reason="batch_invariant is refused on a GPU")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32"] * ON_CPU + ["bfloat16", "float16"])
 def test_the_same_bits_whatever_the_batch(dtype):
-    hidden = np.asarray(jnp.asarray(normal(40, 33, seed=1), dtype))
-    weight = np.asarray(jnp.asarray(normal(9001, 33, seed=2, scale=0.4), dtype))
-    index = RNG(3).integers(0, 9001, 40).astype(np.int32)
+    """A token has the same bits in any batch, by each call, with gradients and budgets; on a CPU with a temperature for
+    each token, too."""
+    hidden = normal(300, 40, seed=1)
+    hidden[1::3] *= 8  # their sums leave the range in which exponentials are summed at first
+    hidden = np.asarray(jnp.asarray(hidden, dtype))
+    weight = jnp.asarray(normal(9001, 40, seed=2, scale=0.4), dtype)
+    index = RNG(3).integers(0, 9001, 300).astype(np.int32)
+    options = dict(softcap=9.0, logit_scale=0.7)
 
-    def scored(rows):
-        return np.asarray(losses.selective_log_softmax(hidden[rows], weight, index[rows], batch_invariant=True))
+    def scored(rows, **more):
+        return np.asarray(losses.selective_log_softmax(hidden[rows], weight, index[rows], batch_invariant=True, **more))
 
-    together = scored(np.arange(40))
-    for rows in ([7], RNG(4).permutation(40)[:17]):
-        assert np.array_equal(scored(np.asarray(rows)), together[np.asarray(rows)])
+    together = scored(np.arange(300), memory_budget="64MiB", **options)
+    for rows in ([7], RNG(4).permutation(300)[:17]):
+        assert np.array_equal(scored(np.asarray(rows), **options), together[np.asarray(rows)])
+    by_loss = linear_cross_entropy(hidden[20:290], weight, index[20:290], reduction="none", **options)
+    by_gradients, _ = jax.vjp(lambda *a: linear_logprobs(*a, index, **options)[0], hidden, weight)
+    assert np.array_equal(-by_loss, together[20:290]) and np.array_equal(by_gradients, together)
+    if ON_CPU:
+        each = np.linspace(0.5, 2, 300, dtype=np.float32)
+        alone = [scored(np.arange(i, i + 1), temperature=each[i : i + 1]) for i in range(0, 300, 30)]
+        assert np.array_equal(np.concatenate(alone), scored(np.arange(300), temperature=each)[::30])
+
+
+@of_kernels
+def test_bits_that_are_not_promised_are_refused():
+    given = normal(3, 8, seed=1), normal(20, 8, seed=2), np.arange(3)
+    half, each = (*(jnp.asarray(a, jnp.bfloat16) for a in given[:2]), given[2]), np.ones(3, np.float32)
+    mesh = jax.make_mesh((1,), ("v",), axis_types=(AxisType.Explicit,))
+    sharded = jax.device_put(half[1], NamedSharding(mesh, PartitionSpec("v", None)))
+    cases = [
+        ("the library's kernels, got JAX's own operations: they divide", half, dict(temperature=each, softcap=3.0)),
+        ("a whole vocabulary, got a sharded one", (half[0], sharded, half[2]), {}),
+    ]
+    for message, arguments, options in cases + [("a kernel among hopper, .*, got cublas", given, {})] * (not ON_CPU):
+        with pytest.raises(NotImplementedError, match="batch_invariant: expected " + message):
+            losses.selective_log_softmax(*arguments, batch_invariant=True, **options)

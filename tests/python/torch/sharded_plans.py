@@ -1,4 +1,4 @@
-"""Checks of sharded_worker.py for the plans of collective calls."""
+"""Checks of sharded_worker.py for the plans and bits of collective calls."""
 
 import torch
 import torch.distributed as dist
@@ -96,3 +96,24 @@ def forwards_refuse(ranks):
         assert refused and x.grad.isfinite().all() and rows.grad.isfinite().all()
         with torch.no_grad():
             assert call(x, rows, target, sharding=sharding, memory_budget=budget).isfinite()
+
+
+def bits_of_one_rank(rank, ranks, device, dtypes):
+    """A head over a group of one rank has the bits of one with tensor parallelism, if each shard is whole blocks of 256
+    entries. They depend neither on the number of tokens nor on other logits."""
+    from logitless.torch import Sharding, linear_logprobs
+
+    own, vocab, tokens = dist.new_group([rank], use_local_synchronization=True), 512 * ranks + 100, 60
+    made = torch.Generator("cpu").manual_seed(3)
+    hidden, weight = (torch.randn(n, 24, generator=made, device="cpu").to(device) for n in (tokens, vocab))
+    target = torch.randint(0, vocab, (tokens,), generator=made, device="cpu").to(device)
+    rows, few = slice(512 * rank, None if rank == ranks - 1 else 512 * rank + 512), slice(20, 23)
+    for dtype in dtypes:
+        x, w = hidden.to(dtype), weight.to(dtype)
+        alone = linear_logprobs(x, w, target, sharding=Sharding(own))
+        over = linear_logprobs(x, w[rows], target, sharding=Sharding(dist.group.WORLD))
+        larger = torch.where(torch.arange(tokens, device=device)[:, None] % 3 == 2, x, 9 * x)[few]
+        some = linear_logprobs(larger, w[rows], target[few], sharding=Sharding(dist.group.WORLD))
+        for output in (0, 2):
+            assert torch.equal(alone[output], over[output]), (dtype, output)
+            assert torch.equal(some[output][0], over[output][few][0]), (dtype, output)

@@ -60,7 +60,7 @@ class Traffic:
 
 
 def main(rank: int, ranks: int) -> None:
-    from sharded_plans import bounded, chunks_of_portable_heads, forwards_refuse, out_of_memory
+    from sharded_plans import bits_of_one_rank, bounded, chunks_of_portable_heads, forwards_refuse, out_of_memory
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (ranks,))
@@ -84,6 +84,7 @@ def main(rank: int, ranks: int) -> None:
     beside(rank, ranks)
     out_of_memory(rank, ranks)
     bounded(ranks)
+    bits_of_one_rank(rank, ranks, "cpu", (torch.float32, torch.bfloat16))
     chunks_of_portable_heads(rank, ranks)
     forwards_refuse(ranks)
 

@@ -4,6 +4,7 @@ are in tests/python/losses."""
 import pytest
 import torch
 from loss_frameworks import ADVANTAGES, BIAS, HIDDEN, REF_HIDDEN, REF_WEIGHT, TARGETS, WEIGHT, B
+from logitless.torch import QuantizedWeight
 from logitless.torch._peak import peak_of
 from oracle import DEVICE, error, generator
 from paper_losses import Papers
@@ -144,17 +145,16 @@ def restored(threads):
 
 
 @pytest.mark.native
-@pytest.mark.skipif(not ON_CPU, reason="batch_invariant is refused on a GPU")
 @pytest.mark.parametrize("options", [{}, dict(softcap=9.0, temperature=0.7)], ids=["plain", "capped"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [*[torch.float32] * ON_CPU, torch.bfloat16, torch.float16])
 def test_the_same_bits_whatever_the_batch(dtype, options):
     """A token has the same bits alone, in another batch, at another position, with gradients, budgets and threads."""
     count, dim, vocab = 70, 33, 9001  # 71 tiles of the vocabulary: an odd number, the last one partial
     hidden = normal(count, dim, seed=1)
     hidden[3], hidden[40] = hidden[3] * 1000, 0.0
-    hidden, weight = hidden.to(dtype), normal(vocab, dim, seed=2, scale=0.4).to(dtype)
-    bias = normal(vocab, seed=3).float()
-    index = torch.randint(0, vocab, (count,), generator=generator(4))
+    hidden, weight = hidden.to(DEVICE, dtype), normal(vocab, dim, seed=2, scale=0.4).to(DEVICE, dtype)
+    bias = normal(vocab, seed=3).float().to(DEVICE)
+    index = torch.randint(0, vocab, (count,), generator=generator(4), device="cpu").to(DEVICE)
 
     def scored(rows, threads=1, grad=False, vocab_ids=None, **more):
         back = restored(threads)
@@ -171,7 +171,7 @@ def test_the_same_bits_whatever_the_batch(dtype, options):
     together = scored(every, threads=2, grad=True, memory_budget="64MiB")
     assert torch.equal(alone, together[::6])
     for size in (2, 7, 16, 17, 33, 64):
-        rows = torch.randperm(count, generator=generator(size))[:size]
+        rows = torch.randperm(count, generator=generator(size), device="cpu")[:size].to(DEVICE)
         assert torch.equal(scored(rows), together[rows]), size
     vocab_ids = index.clone()
     vocab_ids[::2] = -100  # tokens that are ignored are not computed
@@ -180,10 +180,20 @@ def test_the_same_bits_whatever_the_batch(dtype, options):
     assert torch.equal(scored(every, vocab_ids=several)[:, 1], together)
 
 
+@pytest.mark.native
 def test_bits_that_are_not_promised_are_refused():
-    p = Problem()
-    with pytest.raises(NotImplementedError, match="batch_invariant: expected"):
-        losses.selective_log_softmax(*p.arguments, batch_invariant=True)  # float64
+    """Refused are float64, quantised weights, temperatures that divide logits, and fp32 on a GPU."""
+    p, single = Problem(), Problem(torch.float32).arguments
+    quantised = single[0], QuantizedWeight(torch.ones(single[1].shape, dtype=torch.int8), torch.ones(()) / 8), single[2]
+    each, own = torch.ones(p.target.shape), "expected the library's kernels, got PyTorch's own operations: "
+    cases = [
+        (own + "the library has no kernels for float64", p.arguments, {}), (own + "they may multiply", quantised, {}),
+        (own + "they divide", single, dict(temperature=each, softcap=3.0)),
+        (own + "they divide", single, dict(temperature=each, bias=p.bias.float())),
+    ] + [("expected a kernel among hopper, .*, got cublas", single, {})] * (not ON_CPU)
+    for message, arguments, options in cases:
+        with pytest.raises(NotImplementedError, match="batch_invariant: " + message):
+            losses.selective_log_softmax(*arguments, batch_invariant=True, **options)
     with pytest.raises(ValueError, match=r"index: expected \[6, 6\] or"):
         losses.selective_log_softmax(p.hidden, p.weight, p.target[1:])
 
