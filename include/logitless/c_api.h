@@ -342,7 +342,7 @@ LOGITLESS_API logitless_status logitless_plan_cross_entropy(
     const logitless_plan_request* request, logitless_plan** plan);
 
 /* Computes the loss, the statistics (may be NULL) and the requested gradients. A plan serves any
- * call with its features and at most its tokens. Deterministic for any number of threads. */
+ * call with its features and at most its tokens. Deterministic; bits as in cross_entropy.h. */
 LOGITLESS_API logitless_status logitless_cross_entropy(
     logitless_context* context, const logitless_plan* plan,
     const logitless_cross_entropy_options* options, const logitless_cross_entropy_inputs* inputs,
