@@ -22,10 +22,10 @@ def selective_log_softmax(xp, hidden, weight, index, bias, *, batch_invariant, *
         Log-probabilities, float32{exact}, shaped as index; 0 for ``ignore_index``. With gradients.
 
     Results are batch-invariant, bit for bit. The log-probability of a token depends only on its hidden state, the head,
-    its token id and the options. It does not depend on the number, order or values of other tokens. Nor does it depend
-    on whether gradients are computed, on the memory budget, or on the number of threads. It does depend on the dtype
-    and the kernel, and so on the machine (``logitless.kernels()``; ``LOGITLESS_CPU`` and ``LOGITLESS_GPU_KERNELS`` pin
-    one).
+    its token id and the options; on a GPU on all K of its ids. It does not depend on the number, order or values of
+    other tokens. Nor does it depend on whether gradients are computed, on the memory budget, or on the number of
+    threads. It does depend on the dtype and the kernel, and so on the machine (``logitless.kernels()``;
+    ``LOGITLESS_CPU`` and ``LOGITLESS_GPU_KERNELS`` pin one).
 
     torch: Exceptions are PyTorch's own operations, and on a GPU float32, the kernel ``cublas`` and a sharded vocabulary. A
     torch: quantised weight, and a tensor as temperature with a bias or softcap, or in 16 bits on a GPU, take those

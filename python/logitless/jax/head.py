@@ -193,7 +193,8 @@ def linear_logprobs(
         (logprob, entropy, lse), and the log-probabilities of selected_ids if given, float32: [...] each, logprob shaped
         as targets, or None without them. Entropy and lse are in nats.
 
-    Batch invariance: as in ``linear_cross_entropy``. logprob has the bits of its loss with reduction "none", negated.
+    Batch invariance: as in ``linear_cross_entropy``. logprob has the bits of its loss with reduction "none", negated. On a
+    GPU the last bits of a token depend on all its targets and selected_ids.
 
     Each output has gradients by hidden, weight and bias, in their dtypes, summed in float32 and rounded once. The
     backward recomputes the forward and saves only the inputs. Gradients that are not asked for are not computed.

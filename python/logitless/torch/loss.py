@@ -180,7 +180,8 @@ def linear_logprobs(
         is one GEMM forward. Backward it is two where exponentials are saved, else three. A gradient of the entropy on a CPU
         or under a softcap takes four.
 
-    Batch invariance: as in ``linear_cross_entropy``. log_prob has the bits of its loss with reduction "none", negated.
+    Batch invariance: as in ``linear_cross_entropy``. log_prob has the bits of its loss with reduction "none", negated. On a
+    GPU the last bits of a token depend on all its targets and selected_ids.
 
     Raises as ``linear_cross_entropy``. ``keep=True`` raises ValueError on the CPU, for float64, for a sharded
     vocabulary and for traced calls. It also does with hooks of saved tensors (checkpoints, offloading), and for a
