@@ -158,14 +158,17 @@ Graph eliminate_common_of_loops(Graph graph) {
   const std::vector<int> same = first_equal(graph);
   std::vector<int> to = themselves(graph);
   bool any = false;
-  std::map<int, int> first;  // by operand of a loop
+  std::map<int, int> first;  // operand of a loop with the least index, by its first equal node
   for (const Node& n : graph.nodes()) {
     if (n.op != Op::loop) continue;
     first.clear();
     for (const Value v : n.operands) {
+      int& least = first.emplace(same[static_cast<std::size_t>(v.node)], v.node).first->second;
+      least = std::min(least, v.node);
+    }
+    for (const Value v : n.operands) {
       const auto at = static_cast<std::size_t>(v.node);
-      const auto [found, is_new] = first.emplace(same[at], v.node);
-      if (!is_new) to[at] = std::min(to[at], found->second);
+      to[at] = std::min(to[at], first.at(same[at]));
       any = any || to[at] != v.node;
     }
   }
