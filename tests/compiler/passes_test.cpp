@@ -11,6 +11,7 @@
 #include "compiler/compiled.h"
 #include "compiler/graph_access.h"
 #include "compiler/ir/text.h"
+#include "compiler/passes/narrow_operands.h"
 #include "compiler/programs.h"
 #include "compiler/run.h"
 #include "logitless/error.h"
@@ -38,6 +39,42 @@ TEST(WidenSums, LeavesWhatIsReadTwice) {
       "graph g(%x: bf16[4, 8], %y: bf16[4, 6]) { %d = dot %x, %y contract(0; 0) %w = cast %d : "
       "f32[8, 6] return w: %w, d: %d }";
   expect_rewritten(ir::widen_sums, text, text);
+}
+
+// A loop reads the later one of two equal values first.
+TEST(EliminateCommonOfLoops, LeavesOneOfEqualOperands) {
+  const auto program = [](const std::string& values, const std::string& whole) {
+    return "graph g(%x: f32[8, 4]) { " + values +
+           "%l = loop c0 extent(8) chunk(2) (%first, %in0 = whole " + whole +
+           ", %in1 = slice %a axis(0) factor(1)) { %z = dot %in1, %in0 contract(1; 1) : "
+           "f32[c0, 8] return out0: stack %z axis(0) factor(1) } return l: %l }";
+  };
+  const std::string once = "%a = exp %x ";
+  const ir::Graph merged =
+      ir::eliminate_common_of_loops(ir::parse(program(once + "%b = exp %x ", "%b")).graph);
+  EXPECT_EQ(ir::print(merged), ir::print(ir::parse(program(once, "%a")).graph));
+}
+
+TEST(NarrowOperands, MultipliesWidenedValuesAsTheyAre) {
+  const std::string begin = "graph g(%x: bf16[4, 8], %y: bf16[6, 8], %h: f16[6, 8]) { ";
+  const std::string product = "%d = dot %a, %b contract(1; 1) return d: %d }";
+  const std::string widened = "%a = cast %x : f32[4, 8] %b = cast %y : f32[6, 8] ";
+  expect_rewritten(ir::narrow_operands, begin + widened + product,
+                   begin + "%d = dot %x, %y contract(1; 1) : f32[4, 6] return d: %d }");
+  const std::string doubled =
+      "%b = cast %y : f32[6, 8] %w = cast %x : f32[4, 8] %f = constant value(";
+  const std::string times = ") : f32[4, 8] %a = mul %f, %w ";
+  expect_rewritten(ir::narrow_operands, begin + doubled + "-2" + times + product,
+                   begin +
+                       "%0 = constant value(-2) : bf16[4, 8] %1 = mul %x, %0 %d = dot %1, %y "
+                       "contract(1; 1) : f32[4, 6] return d: %d }");
+  // Thirds and halves are rounded, and two dtypes have no product.
+  for (const char* factor : {"0.3", "0.5"}) {
+    const std::string text = begin + doubled + factor + times + product;
+    expect_rewritten(ir::narrow_operands, text, text);
+  }
+  const std::string mixed = begin + "%a = cast %x : f32[4, 8] %b = cast %h : f32[6, 8] " + product;
+  expect_rewritten(ir::narrow_operands, mixed, mixed);
 }
 
 TEST(LiftTransposes, MakesAOneHotTensorInTheNewOrder) {

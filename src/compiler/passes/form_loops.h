@@ -65,9 +65,28 @@ struct SumsApart {
   Region copies;           // the sums and the copies they need, cut otherwise; one phase
 };
 
-// Returns nothing if the region has several phases, or no 16-bit result that is a sum of `least`
-// bytes in fp32. The same holds if no cut of the copies makes all sums parts of results. Expects
-// bound sizes; keeps results and their types.
+// Returns nothing if the region has no 16-bit result that is a sum of `least` bytes in fp32. The
+// same holds if one of its loops waits for such a sum, or if no cut of copies makes all sums
+// parts of results. Expects bound sizes; keeps results and their types.
 std::optional<SumsApart> sums_apart(const Graph& graph, const Region& region, std::int64_t least);
+
+// --- sums-in-parts: divides large sums over the chunks of a region among several loops
+//
+//   dot(g, h): bf16[V, D]  ->  concat(dot(g, h[:, :D/2]), dot(g, h[:, D/2:]))
+//
+// Each part has a loop of its own, a further phase of the region, which recomputes the big values.
+// One part of the fp32 sums is in memory at a time. It is for gradients that need whole rows, as of
+// a cumulative sum along the vocabulary: there sums-apart has no cut.
+struct SumsInParts {
+  Graph graph;
+  Region region;
+  std::int64_t bytes = 0;  // of one part of the sums, in fp32
+};
+
+// Returns nothing if the region has no 16-bit result that is a sum of `least` bytes in fp32. The
+// same holds if one is no matrix product with a dimension that `parts` divides, or if a loop waits
+// for it. Expects bound sizes; keeps results and their types.
+std::optional<SumsInParts> sums_in_parts(const Graph& graph, const Region& region, int parts,
+                                         std::int64_t least);
 
 }  // namespace logitless::ir

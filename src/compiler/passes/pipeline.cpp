@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "compiler/choose_chunks.h"
+#include "compiler/passes/narrow_operands.h"
 #include "compiler/passes/passes.h"
 #include "compiler/plan/cost.h"
 #include "compiler/plan/lower.h"
@@ -30,6 +31,12 @@ void split(Compilation& c) {
   c.graph = with_split_lse(c, c.graph);
 }
 
+// Heads are found before: the engine has kernels for operands of fp32.
+bool narrow_wanted(const Compilation& c) {
+  const Rates rates = c.target.rates();
+  return !c.externs && rates.products16 > rates.products32;
+}
+
 // Long rows that a kernel holds on the chip are computed in one pass: see Target.
 bool rows_wanted(const Compilation& c) { return c.target.most_group_columns() > 0; }
 
@@ -45,6 +52,7 @@ void call_head_engine(Compilation& c) {
   const Graph lowered = lower_heads(written, 0);
   if (lowered.size() == written.size()) return;
   c.graph = with_split_lse(c, lowered);
+  if (narrow_wanted(c)) c.graph = narrow_operands(c.graph);
   if (rows_wanted(c)) c.graph = rows_first(sink_picks(c.graph));
   c.graph = recompute_cheap(c.graph);
 }
@@ -119,6 +127,7 @@ constexpr Pass kPipeline[] = {
     {"join-pads", rewrite<join_pads>},
     {"widen-sums", rewrite<widen_sums>},
     {"split-lse", split},
+    {"narrow-operands", rewrite<narrow_operands>, narrow_wanted},
     {"sink-picks", rewrite<sink_picks>, rows_wanted},
     {"rows-first", rewrite<rows_first>, rows_wanted},
     {"recompute-cheap", rewrite<recompute_cheap>},

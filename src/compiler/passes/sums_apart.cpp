@@ -20,6 +20,8 @@ class Parter {
       const std::int64_t bytes = kSumBytes * elements_of(type);
       if (how.kind != Chunked::Kind::sum || size_of(type.dtype) >= kSumBytes || bytes < least)
         continue;
+      // Later loops do not wait for the sums.
+      if (region_.phase[static_cast<std::size_t>(node)] + 1 != region_.phases) return std::nullopt;
       sums_.insert(node);
       bytes_ += bytes;
     }
@@ -74,6 +76,8 @@ class Parter {
     region.phase.assign(static_cast<std::size_t>(copy_.back()) + 1, 0);
     region.nodes.clear();
     for (const auto& [node, how] : region_.nodes) {
+      region.phase[static_cast<std::size_t>(at(place_, node))] =
+          region_.phase[static_cast<std::size_t>(node)];
       if (!sums_.contains(node)) region.nodes.emplace(at(place_, node), how);
     }
     region.nodes.sort();
@@ -110,7 +114,6 @@ class Parter {
 }  // namespace
 
 std::optional<SumsApart> sums_apart(const Graph& graph, const Region& region, std::int64_t least) {
-  if (region.phases != 1) return std::nullopt;
   return Parter(graph, region).run(least);
 }
 

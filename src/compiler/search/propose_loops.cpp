@@ -18,6 +18,8 @@ namespace {
 
 constexpr int kMostRoles = 8;  // roles of values that are tried at one peak
 constexpr std::size_t kLeastRoles = 2;
+constexpr std::int64_t kLeastPart = 16;  // of the peak: smaller sums are not divided
+constexpr int kParts[] = {2, 4, 8};      // of sums that only their rows' loops can make
 constexpr int kFirstChunks = 16;  // the first number of chunks; other numbers are separate moves
 
 // The values of one role that are live at the peak.
@@ -138,34 +140,48 @@ void describe(const Graph& graph, const LoopCut& cut, bool unit_cotangents, Chun
 }
 
 // Returns the move with these loops, or nothing if the loops would be too long.
-std::optional<Move> formed(const Plan& plan, const Candidate& c, std::span<const LoopCut> cuts) {
+std::optional<Move> formed(const Plan& plan, const Graph& source, std::span<const LoopCut> cuts,
+                           bool unit_cotangents) {
   ChunkedRegion region;
-  region.group = new_group(c.graph());
-  std::optional<Graph> graph = form_loops(c.graph(), cuts, region.group);
+  region.group = new_group(source);
+  std::optional<Graph> graph = form_loops(source, cuts, region.group);
   if (!graph && cuts.size() > 1) {  // loops of different layers wait for each other
     cuts = cuts.first(1);
-    graph = form_loops(c.graph(), cuts, region.group);
+    graph = form_loops(source, cuts, region.group);
   }
   if (!graph) return std::nullopt;
-  describe(c.graph(), cuts.front(), c.unit, region);
+  describe(source, cuts.front(), unit_cotangents, region);
   region.count = static_cast<int>(cuts.size());
   Move move{eliminate_common_of_loops(std::move(*graph)), plan.regions};
   move.regions.push_back(std::move(region));
   return move;
 }
+std::optional<Move> formed(const Plan& plan, const Candidate& c, std::span<const LoopCut> cuts) {
+  return formed(plan, c.graph(), cuts, c.unit);
+}
+
+// Returns the chunk of a loop beside sums of `bytes`. Chunks must take less memory than the sums
+// did: otherwise a move with less work is as small.
+std::int64_t beside_sums(const Plan& plan, const Graph& graph, const Region& region,
+                         std::int64_t bytes, const MoveSink& sink) {
+  const std::int64_t small =
+      std::max<std::int64_t>(bytes / 2 * region.extent / std::max<std::int64_t>(plan.bytes, 1), 1);
+  const auto even = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(small)));
+  return std::min(first_chunk(graph, region, sink), even);
+}
 
 // Returns the region's loops without its large sums, which get loops along another dimension. The
-// inputs of the sums are then computed twice. Returns nothing if there are no such sums.
-std::optional<Move> formed_apart(const Plan& plan, const Candidate& c, const MoveSink& sink) {
+// inputs of the sums are then computed twice. Chunks take less than a share of the sums. Returns
+// nothing if there are no such sums.
+std::optional<Move> formed_apart(const Plan& plan, const Candidate& c, std::int64_t share,
+                                 const MoveSink& sink) {
   const std::optional<SumsApart> apart = sums_apart(c.graph(), c.region, plan.bytes / kLeastShare);
   if (!apart) return std::nullopt;
   const Graph& graph = apart->graph;
   std::vector<LoopCut> cuts;
   for (const Region* r : {&apart->region, &apart->copies}) {
-    // Chunks must take less memory than the sums did: otherwise a move with less work is as small.
-    const std::int64_t small = std::max<std::int64_t>(apart->bytes / 2 * r->extent / plan.bytes, 1);
-    const auto even = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(small)));
-    cuts.push_back({*r, std::min(first_chunk(graph, *r, sink), even), new_group(graph)});
+    cuts.push_back(
+        {*r, beside_sums(plan, graph, *r, apart->bytes / share, sink), new_group(graph)});
   }
   cuts[1].group += 's';
   std::optional<Graph> formed = form_loops(graph, cuts, cuts[0].group);
@@ -177,6 +193,39 @@ std::optional<Move> formed_apart(const Plan& plan, const Candidate& c, const Mov
     region.group = cut.group;
   }
   return move;
+}
+
+// Returns the region's loops with one more loop for each further part of its large sums, or nothing
+// if there are no such sums.
+std::optional<Move> formed_in_parts(const Plan& plan, const Candidate& c, int parts,
+                                    const MoveSink& sink) {
+  const std::optional<SumsInParts> divided =
+      sums_in_parts(c.graph(), c.region, parts, plan.bytes / kLeastPart);
+  if (!divided) return std::nullopt;
+  // The chunk takes about twice as much as a part.
+  const std::int64_t sums = 4 * divided->bytes;
+  const LoopCut cut{divided->region, beside_sums(plan, c.graph(), c.region, sums, sink)};
+  return formed(plan, divided->graph, {&cut, 1}, c.unit);
+}
+
+// Proposes loops that do not hold the region's large sums. Returns false if the search takes no
+// more.
+bool propose_sums(const Plan& plan, const Candidate& c, MoveSink& sink) {
+  bool apart = false;
+  // A chunk may hold more than its share of the plan, whose loops are fused: then a smaller one.
+  for (const std::int64_t share : {1, 4}) {
+    std::optional<Move> move = formed_apart(plan, c, share, sink);
+    if (!move) break;
+    apart = true;
+    if (!sink.consider(std::move(*move))) return false;
+    if (sink.lowered()) break;
+  }
+  for (const int parts : kParts) {
+    std::optional<Move> move = apart ? std::nullopt : formed_in_parts(plan, c, parts, sink);
+    if (!move) break;
+    if (!sink.consider(std::move(*move))) return false;
+  }
+  return true;
 }
 
 // Returns the loops without the products that contract their big 16-bit values, which run once
@@ -262,7 +311,7 @@ void propose_loops(const Plan& plan, const Peak& peak, MoveSink& sink) {
       any = true;
       more = sink.consider(std::move(*move));
       if (more && sink.spacious() && sink.chunks() == 0) {
-        if (move = formed_apart(plan, c, sink); move) more = sink.consider(std::move(*move));
+        more = propose_sums(plan, c, sink);
         if (more && sink.target().most_group_columns() > 0) {
           if (move = formed_before_products(plan, c, cuts); move)
             more = sink.consider(std::move(*move));
