@@ -131,5 +131,17 @@ TEST(Extern, IsPartOfALoopAlongItsRows) {
   EXPECT_NE(made.text().find(" : f32[c"), std::string::npos) << made.text();
 }
 
+// PyTorch runs one operation after the other: each has a launch, and reads and writes its value.
+TEST(Extern, TheTimeOfACallersProgramOnAGpuCountsEachOperation) {
+  const std::string text =
+      "graph g(%x: f32[512, 512]) { %a = exp %x %b = neg %a %c = exp %b %d = neg %c return d: %d }";
+  CompileOptions options = with_externs();
+  options.device.kind = DeviceKind::cuda;
+  options.device.compute_capability = 90;
+  const double by_caller = compile(Graph::parse(text), options).predicted_seconds();
+  options.externs = false;
+  EXPECT_GT(by_caller, 4.0 * compile(Graph::parse(text), options).predicted_seconds());
+}
+
 }  // namespace
 }  // namespace logitless::test

@@ -14,6 +14,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from logitless._autochunk.options import EXECUTORS, Limits, Unsupported, checked_limits
 from logitless._autochunk.plan import Compiled, format_bytes
+from logitless._autochunk.price import NEAR, beside, weight
 from logitless._autochunk.reads import Read, changed
 
 
@@ -196,7 +197,8 @@ def choose_executor(plan: Callable[[bool], Any], why: str, declined: Callable[[A
 
     plan: makes the plan, by the library if True. why: the reason why the library cannot run on the device, or "".
     declined: the reason against a plan of the library, or "". Generated code is also chosen if the library does not
-    support the function, or exceeds the budget by more.
+    support the function, or misses a budget that it meets. Where both miss the budget, memory and predicted time are
+    balanced.
     """
     made = None
     if not why:
@@ -209,17 +211,31 @@ def choose_executor(plan: Callable[[bool], Any], why: str, declined: Callable[[A
     if made is not None and made.over == 0:
         return made
     other = plan(False)
-    if made is not None and made.over <= other.over:
+    if made is not None and other.over > 0 and _weight(made.programs) <= _weight(other.programs):
         return made
     if made is not None:
-        why = f"that would take {format_bytes(made.over)} more than the budget"
+        time = total_seconds(other.programs) / max(total_seconds(made.programs), 1e-9)
+        faster = f", in 1/{time:.1f} of the predicted time" if time > NEAR else ""
+        why = f"that would take {format_bytes(made.over)} more than the budget{faster}"
+        for mine, its in zip(other.programs, made.programs):
+            mine.price = beside(mine.seconds, mine.price, its.seconds, its.price)
     other.not_native = why
     return other
 
 
-def most_over(limits: Limits, parts: Sequence[Compiled | None]) -> int:
+def most_over(limits: Limits, parts: Sequence[Compiled]) -> int:
     """Returns the bytes over the budget of a plan's programs."""
-    return max(made.over(limits.budget) for made in parts if made is not None)
+    return max(made.over(limits.budget) for made in parts)
+
+
+def total_seconds(parts: Sequence[Compiled]) -> float:
+    """Returns the predicted time of a plan's programs."""
+    return sum(made.seconds for made in parts)
+
+
+def _weight(parts: Sequence[Compiled]) -> float:
+    """Orders plans over a budget by memory and predicted time, the less the better."""
+    return weight(max(made.after for made in parts), total_seconds(parts))
 
 
 def in_one_pass(gradients: str, shapes: Sequence[Sequence[int]], half: bool) -> bool:
@@ -244,12 +260,16 @@ def warn(text: str) -> None:
     warnings.warn(text, stacklevel=level)
 
 
-def warn_missed(limits: Limits, parts: Sequence[Compiled | None]) -> None:
-    """Warns of a budget that is not met; with ``strict`` it is an error elsewhere. parts: the programs of a new plan.
-    """
+def warn_missed(limits: Limits, parts: Sequence[Compiled]) -> None:
+    """Warns of a budget that is not met, with ``strict`` an error elsewhere, and of one that costs much time. parts: the
+    programs of a new plan."""
     for made in parts:
-        if made is not None and made.over(limits.budget):
+        if made.over(limits.budget):
             warn(f"autochunk: {made.missed(limits.budget)}. It runs as it is; strict=True makes this an error")
+            return
+    for made in parts:
+        if limits.budget > 0 and made.price.is_slow:
+            warn(f"autochunk: {made.name} meets memory_budget {format_bytes(limits.budget)}, and is {made.slower()}")
             return
 
 

@@ -13,6 +13,7 @@ from logitless._autochunk.externs import Call, described
 from logitless._autochunk.native import Machine, Request, program
 from logitless._autochunk.options import Limits, Unsupported
 from logitless._autochunk.locations import located
+from logitless._autochunk.price import Price, price_of, weight
 from logitless._autochunk.text import load
 from logitless._compiler import Program
 
@@ -21,8 +22,8 @@ from logitless._compiler import Program
 Emit = Callable[[Program], tuple[str, int]]
 
 _ATTEMPTS = 4  # the most smaller budgets tried until the Python function meets the one asked for
+_BALANCED = 3  # plans tried where no budget is met
 _LARGER = 2  # the most larger budgets tried if less than half of the budget is used
-_NEARLY = 1.1  # plans within this factor of the least memory count as equal
 _MATTERS = 0.01  # fraction of the peak; smaller values are not reported
 _SIZES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "i64": 8, "i8": 1}
 # The default memory of a GPU's programs: a quarter of the largest value, but 64 MiB at least. A plan may take 3 % more time
@@ -72,7 +73,9 @@ class Compiled:
     most: int = 0  # the bytes that values may take by default; 0: there is a budget, or no plan is that small
     near: bool = False  # by default: smaller plans take a tenth more time than the fastest of all
     epilogues: list[dict] = field(default_factory=list)  # products whose kernel computes more, if the library runs it
-    seconds: tuple[float, float] = (0.0, 0.0)  # predicted without loops and with them, if the library runs it
+    seconds: float = 1.0  # the predicted time
+    plain_seconds: float = 0.0  # without loops, if the library runs it
+    price: Price = Price()  # of the budget
 
     @property
     def of_threads(self) -> int:
@@ -96,6 +99,8 @@ class Compiled:
             f"{self.name}: {format_bytes(self.before)} beyond inputs and results without loops, "
             f"{format_bytes(self.after)} with{met}"
         ]
+        if budget > 0 and self.price.is_reported:
+            lines.append(f"  {self.slower()}")
         if self.near:
             lines.append(
                 f"  no budget: the least memory within {100 * (_NEAR - 1):.0f} % of the fastest plan, which half of the "
@@ -106,10 +111,10 @@ class Compiled:
                 f"  no budget: the least memory within {100 * _SLACK:.0f} % of the fastest plan of at most "
                 f"{format_bytes(self.most)}"
             )
-        if self.seconds[1] > 0.0:
-            plain, chosen = self.seconds
-            longer = f", {chosen / plain:.2f} times as long" if chosen > _SLOWER * plain else ""
-            lines.append(f"  predicted: {1e3 * chosen:.3g} ms{longer}; without loops {1e3 * plain:.3g} ms")
+        if self.plain_seconds > 0.0:
+            ratio = self.seconds / self.plain_seconds
+            longer = f", {ratio:.2f} times as long" if ratio > _SLOWER else ""
+            lines.append(f"  predicted: {1e3 * self.seconds:.3g} ms{longer}; without loops {1e3 * self.plain_seconds:.3g} ms")
         if self.threads > 1:
             took = format_bytes(self.of_threads)
             lines.append(f"  with what kernels take for {self.threads} threads instead of one: {took}")
@@ -147,12 +152,17 @@ class Compiled:
         """Returns the bytes over a budget, 0 if it is met."""
         return max(self.after - budget, 0) if budget > 0 else 0
 
+    def slower(self) -> str:
+        """Describes the time that the budget costs."""
+        return self.price.text(format_bytes(self.price.bytes))
+
     def missed(self, budget: int) -> str:
-        """Describes a budget that is not met, and the reason if it is known."""
+        """Describes a budget that is not met, the reason if it is known, and its price."""
         why = f": {self.located(self.refusals[-1])}" if self.refusals else ""
+        price = f"; it is {self.slower()}" if self.price.is_reported else ""
         return (
             f"{self.name} takes {format_bytes(self.after)} beyond inputs and results, memory_budget is "
-            f"{format_bytes(budget)}{why}"
+            f"{format_bytes(budget)}{why}{price}"
         )
 
 
@@ -277,8 +287,8 @@ def compile_text(
             chunks *= 2
             after = attempt(limits.budget // 4, chunks)
         if min(t.bytes for t in tried) > limits.budget:
-            attempt(_quick_among_small(tried[0].program.report["plans"]), 0)
-            attempt(int(_NEARLY * min(_taken(t) for t in tried)), 0)  # it recomputes in fewer chunks than the least
+            for request, wanted in _balanced(tried):
+                tried.append(made(replace(request, budget=wanted, chunks=0)))
     last_report = tried[-1].program.report
     before = plain.bytes
     if most > 0:
@@ -291,16 +301,18 @@ def compile_text(
     if not refusals and 0 < limits.budget < chosen.bytes:
         refusals = ["what remains is outside of loops: the compiler's plan is of fewer values than what runs"]
     elif 0 < limits.budget < chosen.bytes:
-        least = f"{format_bytes(chosen.bytes)} is the least that was found, for which a budget of {chosen.bytes} would do"
+        found = min(t.bytes for t in tried)
+        least = f"{format_bytes(found)} is the least that was found, for which a budget of {found} would do"
         refusals = [*refusals[:-1], f"{refusals[-1]}; {least}"]
     runs = load(chosen.source, name, space) if function is None else function(chosen.request)
     compiled = Compiled(
         name, chosen.source, parameters, runs, before, chosen.bytes, report["regions"], refusals,
         report["heads"], chosen.request, locations=locations, most=most, near=near,
-        externs=described(chosen.program.text, calls, locations, framework),
+        externs=described(chosen.program.text, calls, locations, framework), seconds=chosen.seconds,
+        price=price_of(chosen.seconds, _known([plain, *tried], function is not None), _largest(plain.program, locations)),
     )
     if function is not None:
-        compiled.epilogues, compiled.seconds = report["epilogues"], (plain.seconds, chosen.seconds)
+        compiled.epilogues, compiled.plain_seconds = report["epilogues"], plain.seconds
     if limits.strict:
         _check_strict(compiled, limits)
     return compiled
@@ -357,19 +369,44 @@ def _taken(made: Tried) -> int:
     return next(p["value_bytes"] for p in made.program.report["plans"] if p["chosen"])
 
 
-def _quick_among_small(plans: list[dict]) -> int:
-    """Returns the bytes of the fastest plan among those within 10 % of the least memory."""
-    enough = _NEARLY * min(p["arena_bytes"] for p in plans)
-    return min((p for p in plans if p["arena_bytes"] <= enough), key=lambda p: p["seconds"])["value_bytes"]
+def _balanced(tried: Sequence[Tried]) -> list[tuple[Request, int]]:
+    """Returns requests, each with its budget, for the plans of the best balance of memory and time among all that the
+    compiler found: a few, since what runs takes more than their values."""
+    found = {p["value_bytes"]: (p["seconds"], t.request) for t in tried for p in t.program.report["plans"]}
+    best = sorted(found, key=lambda size: weight(size, found[size][0]))[:_BALANCED]
+    return [(found[size][1], max(size, 1)) for size in best]
+
+
+def _known(tried: Sequence[Tried], native: bool) -> list[tuple[int, float]]:
+    """Returns bytes and predicted seconds of the plans that were tried, and of those that the compiler lists for the
+    library: its bytes are those of the arena and of copies of inputs."""
+    known = [(t.bytes, t.seconds) for t in tried]
+    for t in tried if native else ():
+        copies = t.bytes - t.program.arena_bytes
+        known += [(p["arena_bytes"] + copies, p["seconds"]) for p in t.program.report["plans"]]
+    return known
+
+
+def _largest(plain: Program, locations: dict[str, str]) -> str:
+    """Returns the largest value of a program without loops, with its line."""
+    live = plain.report["before"]["at_peak"]
+    if not live:
+        return ""
+    name = live[0]["value"]
+    place = locations.get(name.partition(".")[0])
+    return (f"{place}: " if place else "") + f"%{name} {live[0]['operation']}".rstrip()
 
 
 def _chosen(tried: list[Tried], budget: int) -> Tried:
-    """Chooses a candidate: the least memory without a budget, else the predicted fastest that meets it. Loops with very
-    many chunks are avoided. If the budget cannot be met, plans within 10 % of the least memory qualify, so that loops
-    and chunks that save almost nothing are not taken."""
-    least = min(t.bytes for t in tried)
-    enough = least if budget == 0 else budget if least <= budget else _NEARLY * least
-    return max((t for t in tried if t.bytes <= enough), key=lambda t: (_rounds(t) < _MANY, -t.seconds, t.bytes))
+    """Chooses a candidate: the least memory without a budget, else the predicted fastest that meets it, without very many
+    chunks where there is one. If the budget cannot be met, memory and time are balanced: chunks that save almost nothing
+    are not taken."""
+    if budget == 0:
+        return min(tried, key=lambda t: (t.bytes, _rounds(t) >= _MANY, t.seconds))
+    meeting = [t for t in tried if t.bytes <= budget]
+    if not meeting:
+        return min(tried, key=lambda t: weight(t.bytes, t.seconds))
+    return max(meeting, key=lambda t: (_rounds(t) < _MANY, -t.seconds, t.bytes))
 
 
 def _check_strict(made: Compiled, limits: Limits) -> None:

@@ -167,6 +167,21 @@ double sum_bytes(const Instruction& i) {
   return 8.0 * static_cast<double>(elements_of(head->d_w)) * more_chunks_of(*head);
 }
 
+// Returns the additional seconds of a loop whose steps are operations of their own: each of them
+// but one has a launch, and writes and reads its value.
+double seconds_apart(const Instruction& i, const Rates& rates) {
+  const auto* loop = std::get_if<Pointwise>(&i.what);
+  if (rates.fuses || loop == nullptr) return 0.0;
+  double elements = 1.0;
+  for (const std::int64_t size : loop->shape) elements *= static_cast<double>(size);
+  const auto operations = std::count_if(
+      loop->steps.begin(), loop->steps.end(),
+      [](const Pointwise::Step& s) { return s.kind == Pointwise::Step::Kind::function; });
+  const double more = std::max(static_cast<double>(operations + loop->reduction - 1), 0.0);
+  const double item = loop->wide ? 8.0 : 4.0;
+  return more * (rates.launch + 2.0 * item * elements / rates.bytes);
+}
+
 }  // namespace
 
 double predicted_seconds(const Instruction& i, const Rates& rates) {
@@ -178,7 +193,7 @@ double predicted_seconds(const Instruction& i, const Rates& rates) {
   const bool product = std::holds_alternative<Gemm>(i.what) || (group && group->product);
   const double bytes = product ? bytes_moved(i) - sums : bytes_moved(i);
   const double compute = std::visit(Compute{rates}, i.what), memory = bytes / rates.bytes;
-  return rates.launch + sums / rates.bytes + epilogue_seconds(i, rates) +
+  return rates.launch + sums / rates.bytes + epilogue_seconds(i, rates) + seconds_apart(i, rates) +
          (product && rates.products_wait ? std::hypot(compute, memory) : std::max(compute, memory));
 }
 

@@ -104,12 +104,13 @@ std::string CudaTarget::refuse(const Instruction& instruction) const {
 }
 
 std::int64_t CudaTarget::most_group_columns() const {
+  if (!runs_) return 0;
   constexpr std::int64_t kMostOfClusters = 8 * 36864;  // 72 elements of each of 512 threads
   return compute_capability_ >= 90 ? kMostOfClusters : RowGroup::kMostColumnsOfBlock;
 }
 
 bool CudaTarget::gelu_epilogues() const {
-  return epilogues_ && cuda::instruction_capability(compute_capability_) == 90;
+  return epilogues() && cuda::instruction_capability(compute_capability_) == 90;
 }
 
 std::optional<ProductEngine> CudaTarget::product_engine() const {
@@ -120,7 +121,8 @@ std::optional<ProductEngine> CudaTarget::product_engine() const {
 
 Rates CudaTarget::rates() const {
   Rates r;
-  r.launch = 2.5e-6;
+  r.launch = runs_ ? 2.5e-6 : kFrameworkLaunch;
+  r.fuses = runs_;
   r.products_wait = true;
   r.head_products = 0.89;  // plans of two sizes on an H200, by Hopper's kernels
   r.head_chunk = 100e-6;   // as heads are planned (kernels/cuda/head/kernels.cpp)

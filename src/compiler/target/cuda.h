@@ -14,7 +14,7 @@ namespace logitless::ir {
 class CudaTarget final : public Target {
  public:
   // `card` without a name: the usual one of the capability. `runs` is false for programs that
-  // others run.
+  // others run: these have no row groups, no epilogues, and rows without gaps.
   explicit CudaTarget(int compute_capability, bool epilogues = true, const GpuCard& card = {},
                       bool runs = true)
       : compute_capability_(compute_capability),
@@ -23,7 +23,7 @@ class CudaTarget final : public Target {
         card_(cuda::card_or_usual(card, compute_capability)) {}
 
   std::int64_t alignment() const final { return 256; }
-  std::int64_t row_alignment() const final { return 16; }
+  std::int64_t row_alignment() const final { return runs_ ? 16 : 1; }
   std::int64_t chunk_multiple() const final { return 8; }
   bool strided_gemms() const final { return false; }
   bool uses_results() const final { return runs_; }
@@ -35,7 +35,7 @@ class CudaTarget final : public Target {
   std::int64_t scratch_bytes(const RowGroup& group) const final;
   std::int64_t most_group_columns() const final;
   bool heads_add() const final { return true; }
-  bool epilogues() const final { return epilogues_; }
+  bool epilogues() const final { return runs_ && epilogues_; }
   // Only where they were measured: elsewhere the library may run them slower than separate loops.
   bool gelu_epilogues() const final;
   // None of programs that others run: these store a product before they read it.

@@ -26,6 +26,9 @@ struct Rates {
   double bytes = 0.0;                                           // read or written
   double functions = 0.0;                                       // exp, tanh and the like
   double launch = 0.0;  // seconds of overhead of any instruction
+  // false: each step of an elementwise loop is an operation with a launch, which reads and writes
+  // memory. Frameworks run programs so.
+  bool fuses = true;
   // Matrix products wait for memory in part: their seconds are the root of the sum of the squares
   // of both, not the longer. That is within 6 % for products of 256 to 4096 rows on an H200.
   bool products_wait = false;
@@ -43,6 +46,9 @@ struct Rates {
   double attention_products = 0.6, score_functions = 0.0, score_gradient_functions = 0.0;
   std::int64_t score_rows = 0;
 };
+
+// The launch of an operation by PyTorch, which its host needs.
+inline constexpr double kFrameworkLaunch = 5e-6;
 
 class Target {
  public:

@@ -85,7 +85,8 @@ def made(monkeypatch):
         found = sizes[limits.native]
         if isinstance(found, Exception):
             raise found
-        return Plan(None, limits, Compiled("forward", "", [], None, found, found, request=Request(PRODUCT)))
+        size, seconds = found if isinstance(found, tuple) else (found, 1.0)
+        return Plan(None, limits, Compiled("forward", "", [], None, size, size, request=Request(PRODUCT), seconds=seconds))
 
     monkeypatch.setattr(function, "make_plan", make_plan)
     monkeypatch.setattr(native, "missing", lambda machine, index: sizes["lacks"])
@@ -121,6 +122,17 @@ def test_the_choice(made):
     made[False] = ValueError("strict")
     with pytest.raises(ValueError, match="strict"):
         chosen()
+
+
+def test_little_more_memory_is_better_than_much_more_time(made):
+    """Plans over the budget: 1 % more memory must save 2 % of the time."""
+    made.update({True: (110, 1.0), False: (105, 100.0)})
+    assert chosen()
+    made[False] = (105, 1.0)
+    assert not chosen()
+    made[False] = (100, 100.0)  # it meets the budget
+    plan = plan_on()
+    assert not plan.limits.native and "in 1/100.0 of the predicted time" in plan.not_native
 
 
 def test_the_choice_on_a_gpu(made):

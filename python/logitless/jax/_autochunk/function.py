@@ -30,7 +30,7 @@ from logitless._autochunk.function import (
     warn_missed,
 )
 from logitless._autochunk.methods import binds
-from logitless._autochunk.native import multiplies_fp32
+from logitless._autochunk.native import Machine, multiplies_fp32
 from logitless._autochunk.names import leaf_names, unique
 from logitless._autochunk.options import AUTO, EXECUTORS, Limits, Unsupported
 from logitless._autochunk.plan import Compiled, compile_text
@@ -307,6 +307,7 @@ class Call:
             text.parameters,
             emit,
             limits,
+            native.framework_machine() if limits.budget > 0 else Machine(),
             locations=text.locations,
             calls=text.calls,
             framework="JAX",

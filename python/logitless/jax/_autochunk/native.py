@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,13 @@ def default_machine() -> Machine:
     if platform not in ("cpu", "cuda"):
         raise NotImplementedError(f"autochunk: executor='native' runs on cpu and cuda; JAX's backend is {platform}")
     return machine_of(c.DEVICE_CPU if platform == "cpu" else c.DEVICE_CUDA)
+
+
+def framework_machine() -> Machine:
+    """Returns the machine whose rates predict the time of generated code on JAX's default backend."""
+    if platform_of_jax() != "cuda" or _compute_capability() < 80:
+        return Machine()
+    return replace(machine_of(c.DEVICE_CUDA), head_engine=False)
 
 
 def why_not(axes: frozenset[str]) -> str:

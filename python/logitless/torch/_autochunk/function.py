@@ -26,13 +26,14 @@ from logitless._autochunk.function import (
     is_tracing,
     most_over,
     put,
+    total_seconds,
     warn_missed,
 )
 from logitless._autochunk.methods import binds
 from logitless._autochunk.names import leaf_names, numbered, unique
 from logitless._autochunk.options import AUTO, EXECUTORS, Limits, Unsupported
 from logitless._autochunk.externs import Call
-from logitless._autochunk.native import Request, multiplies_fp32, program
+from logitless._autochunk.native import Machine, Request, multiplies_fp32, program
 from logitless._autochunk.parse import parse
 from logitless._autochunk.plan import Compiled, compile_text
 from logitless._autochunk.reads import Read, Reads, number
@@ -91,9 +92,13 @@ class Plan:
             return compiled.function(*self.inputs(compiled, tensors, cotangents, kept))
 
     @property
+    def programs(self) -> list[Compiled]:
+        return [made for made in (self.forward, self.backward) if made is not None]
+
+    @property
     def over(self) -> int:
         """The bytes over the budget."""
-        return most_over(self.limits, [self.forward, self.backward])
+        return most_over(self.limits, self.programs)
 
     @property
     def has_grad(self) -> list[bool]:
@@ -125,9 +130,8 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """The predicted time of forward and backward, if the library runs them."""
-        parts = [made for made in (self.forward, self.backward) if made is not None]
-        return sum(program(made.request).report["after"]["predicted_seconds"] for made in parts)
+        """The predicted time of forward and backward."""
+        return total_seconds(self.programs)
 
     @property
     def kept_bytes(self) -> int:
@@ -140,8 +144,7 @@ class Plan:
         )
 
     def source(self) -> str:
-        parts = [self.forward.source] + ([self.backward.source] if self.backward is not None else [])
-        return "\n\n".join(parts)
+        return "\n\n".join(made.source for made in self.programs)
 
 
 class _Chunked(torch.autograd.Function):
@@ -268,8 +271,10 @@ def make_plan(
             source = to_source(parse(program.text, DTYPES), name, wide, made.calls)
             return source, max(peak_bytes(source, name, inputs), looked)
 
+        machine = native.framework_machine(inputs[0].device) if limits.budget > 0 else Machine()
         ready = compile_text(
-            made.text, name, made.parameters, emit, limits, locations=made.locations, calls=made.calls, framework="PyTorch"
+            made.text, name, made.parameters, emit, limits, machine, locations=made.locations, calls=made.calls,
+            framework="PyTorch",
         )
         if checks is not None:
             ready.function = checked(ready.function, checks, check)
@@ -492,7 +497,7 @@ class AutoChunked(ChunkedFunction[P, R]):
 
     def missed(self, plan: Plan) -> None:
         """Warns of a new plan that does not meet the budget."""
-        warn_missed(plan.limits, [plan.forward, plan.backward])
+        warn_missed(plan.limits, plan.programs)
 
     def _planned(self, args, kwargs) -> Plan | str:
         return self._plan(args, kwargs)[0]

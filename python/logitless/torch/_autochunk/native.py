@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -51,6 +52,13 @@ def machine_of(device: torch.device) -> Machine:
         return Machine(head_engine=True)
     major, minor = torch.cuda.get_device_capability(device)
     return Machine(c.DEVICE_CUDA, 10 * major + minor, threads=0, head_engine=True)
+
+
+def framework_machine(device: torch.device) -> Machine:
+    """Returns the machine whose rates predict the time of generated code on a device."""
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
+        return Machine()
+    return replace(machine_of(device), head_engine=False)
 
 
 def has_tf32(device: torch.device) -> bool:
