@@ -178,6 +178,25 @@ TEST_F(GpuGemms, OfUnalignedRowsAgreeWithDouble) {
   }
 }
 
+// A long inner dimension of a small fp32 result, in parts, with and without a rest and a batch.
+TEST_F(GpuGemms, OfLongInnerDimensionsAgreeWithDouble) {
+  for (const bool across : {false, true}) {
+    SCOPED_TRACE(across);
+    const DType f32 = DType::f32;
+    GemmShape s;
+    s.batch = across ? 2 : 1;
+    s.m = 40;
+    s.n = 132;
+    s.k = across ? 4096 + 8 * 13 : 8192;
+    s.a = across ? by_columns(f32, s.m, s.k) : by_rows(f32, s.m, s.k);
+    s.b = across ? by_columns(f32, s.k, s.n) : by_rows(f32, s.k, s.n);
+    s.c = by_rows(f32, s.m, s.n);
+    s.accumulate = across;
+    EXPECT_GT(gemm_additional_bytes(s), 0);
+    check_gemm(s);
+  }
+}
+
 GemmShape of_rows(DType dtype, std::int64_t m, std::int64_t n, std::int64_t k) {
   GemmShape s;
   s.m = m;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "kernels/cuda/tensor/product_form.h"
@@ -183,6 +184,99 @@ TEST(GemmParts, OfUnalignedRowsAreCopiedOrFinished) {
     check_blocks(both);
     EXPECT_EQ(parts_of(both).size() % 3, 0u);
   }
+}
+
+// Elements of a host array: [batch, rows, columns] of a layout.
+struct Elements {
+  float* data;
+  MatrixLayout layout;
+  float& at(std::int64_t batch, std::int64_t row, std::int64_t column) const {
+    return data[batch * layout.batch_stride + row * layout.row_stride + column * layout.col_stride];
+  }
+};
+
+// Runs the parts of an fp32 GEMM on the host.
+void run_parts(const GemmShape& s, std::vector<float>& a, std::vector<float>& b,
+               std::vector<float>& c) {
+  std::vector<float> workspace(gemm_workspace_bytes(s) / 4, 1e30F);
+  const auto address = [&](const PartPlace& place, std::vector<float>& callers) {
+    return (place.in_workspace ? workspace : callers).data() + place.bytes / 4;
+  };
+  for (const GemmPart& p : parts_of(s)) {
+    if (const auto* multiply = std::get_if<MultiplyPart>(&p)) {
+      const GemmShape& m = multiply->shape;
+      const Elements x{address(multiply->a, a), m.a}, y{address(multiply->b, b), m.b},
+          z{address(multiply->c, c), m.c};
+      for (std::int64_t batch = 0; batch < m.batch; ++batch) {
+        for (std::int64_t i = 0; i < m.m; ++i) {
+          for (std::int64_t j = 0; j < m.n; ++j) {
+            double sum = m.accumulate ? z.at(batch, i, j) : 0.0;
+            for (std::int64_t k = 0; k < m.k; ++k)
+              sum += static_cast<double>(x.at(batch, i, k)) * y.at(batch, k, j);
+            z.at(batch, i, j) = static_cast<float>(sum);
+          }
+        }
+      }
+    } else {
+      const auto& finish = std::get<FinishPart>(p);
+      const Elements z{c.data() + finish.c / 4, s.c};
+      const MatrixLayout stored = {DType::f32, finish.rows * finish.sums_stride, finish.sums_stride,
+                                   1, 16};
+      const Elements sums{workspace.data() + finish.sums / 4, stored};
+      EXPECT_EQ(finish.first_k, s.k);
+      for (std::int64_t i = 0; i < finish.rows; ++i) {
+        for (std::int64_t j = 0; j < finish.columns; ++j) {
+          double sum = s.accumulate ? z.at(0, i, j) : 0.0;
+          for (std::int64_t part = 0; part < finish.parts; ++part) sum += sums.at(part, i, j);
+          z.at(0, i, j) = static_cast<float>(sum);
+        }
+      }
+    }
+  }
+}
+
+// Few rows and columns in fp32, whose sums the library would leave to one SM.
+TEST(GemmParts, OfLongInnerDimensionsAreABatch) {
+  for (const bool across : {false, true}) {
+    GemmShape s = shape(3, 5, 2100, layout(DType::f32, 2100, 1), layout(DType::f32, 5, 1),
+                        layout(DType::f32, 5, 1));
+    if (across) {
+      s.a = layout(DType::f32, 1, 3);
+      s.b = layout(DType::f32, 1, 2100);
+    }
+    s.batch = 2;
+    s.a.batch_stride = 3 * 2100;
+    s.b.batch_stride = 5 * 2100;
+    s.c.batch_stride = 3 * 5;
+    s.accumulate = across;
+    EXPECT_EQ(parts_of(s).size(), 6u);  // 4 parts of 520 terms, the last 20, and their sum; twice
+    EXPECT_EQ(multiplied(s)[0].shape.batch, 4);
+    EXPECT_EQ(gemm_additional_bytes(s), 2 * 2 * 4 * 4 * 3 * 5);
+    std::vector<float> a(2 * 3 * 2100), b(2 * 5 * 2100), c(2 * 3 * 5, 0.5F);
+    for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>((i * 37) % 101) - 50.0F;
+    for (std::size_t i = 0; i < b.size(); ++i) b[i] = static_cast<float>((i * 53) % 97) - 48.0F;
+    run_parts(s, a, b, c);
+    for (std::int64_t i = 0; i < 2 * 3 * 5; ++i) {
+      const std::int64_t batch = i / 15, row = i / 5 % 3, column = i % 5;
+      double sum = across ? 0.5 : 0.0;
+      for (std::int64_t k = 0; k < s.k; ++k)
+        sum += static_cast<double>(Elements{a.data(), s.a}.at(batch, row, k)) *
+               Elements{b.data(), s.b}.at(batch, k, column);
+      EXPECT_NEAR(c[static_cast<std::size_t>(i)], sum, 1e-6 * std::abs(sum) + 1e-6);
+    }
+    s.workspace = static_cast<std::int64_t>(gemm_workspace_bytes(s)) - 256;
+    EXPECT_EQ(parts_of(s).size(), 1u);  // too little for four parts
+    EXPECT_LE(gemm_workspace_bytes(s), static_cast<std::size_t>(s.workspace));
+  }
+  // A chunk of MoCo's gradient: 16 tiles of 132 SMs' work.
+  GemmShape s = shape(256, 1024, 32768, layout(DType::f32, 32768, 1), layout(DType::f32, 1024, 1),
+                      layout(DType::f32, 1024, 1));
+  EXPECT_EQ(multiplied(s)[0].shape.batch, 16);
+  EXPECT_EQ(multiplied(s).size(), 1u);
+  EXPECT_EQ(gemm_workspace_bytes(s), (std::size_t{16} << 20) + (256 << 10));
+  s.m = 2048;
+  EXPECT_EQ(parts_of(s).size(), 1u);  // enough tiles
+  EXPECT_EQ(multiplied(s)[0].shape.batch, 1);
 }
 
 TEST(GemmParts, FitTheWorkspaceThatThereIs) {

@@ -53,7 +53,11 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t column = block.first_column + j;
   for (std::int64_t i = blockIdx.y; i < block.rows; i += gridDim.y) {
     const std::int64_t row = block.first_row + i;
-    float x = block.sums[i * block.stride + j];
+    const float* const sums = block.sums + i * block.stride + j;
+    float x = sums[0];
+#pragma unroll 8
+    for (std::int64_t part = 1; part < block.parts; ++part)
+      x += sums[part * block.rows * block.stride];
     for (std::int64_t k = block.first_k; k < s.k; ++k)
       x = fmaf(load<float>(call.a, s.a.dtype, row * s.a.row_stride + k * s.a.col_stride),
                load<float>(call.b, s.b.dtype, k * s.b.row_stride + column * s.b.col_stride), x);

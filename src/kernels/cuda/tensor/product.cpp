@@ -368,6 +368,7 @@ void run(const FinishPart& part, const GemmShape& shape, const GemmCall& call) {
   BlockSums block;
   block.sums = reinterpret_cast<const float*>(at(call.workspace, part.sums));
   block.stride = part.sums_stride;
+  block.parts = part.parts;
   block.first_row = part.first_row;
   block.rows = part.rows;
   block.first_column = part.first_column;

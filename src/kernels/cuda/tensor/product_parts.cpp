@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/device/tile_sizes.h"
 #include "kernels/cuda/tensor/product_form.h"
+#include "kernels/cuda/tensor/split_k.h"
 
 namespace logitless::cuda {
 namespace {
@@ -257,10 +258,41 @@ class Listing {
   PartPlace a_, b_, c_;  // of the batch
 };
 
+// Adds the parts of one batch's inner dimension, what is left of it, and their sum.
+void add_split(std::vector<GemmPart>& parts, const GemmShape& s, const SplitK& split,
+               std::int64_t batch) {
+  MultiplyPart all{shape_of_parts(s, split), {}, {}, {true, split.sums_at}};
+  move(all.a, s.a, batch * s.a.batch_stride);
+  move(all.b, s.b, batch * s.b.batch_stride);
+  FinishPart finish;
+  finish.a = all.a.bytes;
+  finish.b = all.b.bytes;
+  finish.c = batch * s.c.batch_stride * element_bytes(s.c);
+  finish.sums = split.sums_at;
+  finish.sums_stride = s.n;
+  finish.parts = split.parts;
+  finish.rows = s.m;
+  finish.columns = s.n;
+  finish.first_k = s.k;
+  MultiplyPart rest = all;
+  rest.shape.batch = 1;
+  rest.shape.k = s.k - split.parts * split.k;
+  rest.shape.accumulate = true;
+  move(rest.a, s.a, split.parts * split.k * s.a.col_stride);
+  move(rest.b, s.b, split.parts * split.k * s.b.row_stride);
+  parts.emplace_back(std::move(all));
+  if (rest.shape.k > 0) parts.emplace_back(std::move(rest));
+  parts.emplace_back(finish);
+}
+
 }  // namespace
 
 std::vector<GemmPart> parts_of(const GemmShape& s) {
   std::vector<GemmPart> parts;
+  if (const std::optional<SplitK> split = split_k_of(s)) {
+    for (std::int64_t batch = 0; batch < s.batch; ++batch) add_split(parts, s, *split, batch);
+    return parts;
+  }
   const std::optional<Blocks> blocks = blocks_within(s);
   if (!blocks) {
     add_cut(parts, {s, {}, {}, {}});
@@ -272,6 +304,8 @@ std::vector<GemmPart> parts_of(const GemmShape& s) {
 }
 
 std::size_t lt_bytes_of_parts(const GemmShape& s) {
+  if (const std::optional<SplitK> split = split_k_of(s))
+    return static_cast<std::size_t>(split->sums_at);
   if (const std::optional<Blocks> blocks = blocks_within(s))
     return static_cast<std::size_t>(blocks->sums_at);
   const std::size_t bytes = lt_workspace_bytes(s);
@@ -279,12 +313,16 @@ std::size_t lt_bytes_of_parts(const GemmShape& s) {
 }
 
 std::size_t gemm_workspace_bytes(const GemmShape& s) {
+  if (const std::optional<SplitK> split = split_k_of(s))
+    return static_cast<std::size_t>(split->bytes);
   if (const std::optional<Blocks> blocks = blocks_within(s))
     return static_cast<std::size_t>(blocks->bytes);
   return lt_bytes_of_parts(s);
 }
 
 std::int64_t gemm_additional_bytes(const GemmShape& s) {
+  if (const std::optional<SplitK> split = split_k_of(s))
+    return s.batch * 2 * 4 * split->parts * s.m * s.n;
   const std::optional<Blocks> blocks = blocks_within(s);
   if (!blocks) return 0;
   const std::int64_t sums = blocks->sums ? 2 * 4 * s.m * s.n : 0;

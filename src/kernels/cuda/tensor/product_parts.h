@@ -32,11 +32,12 @@ struct CopyPart {
   std::int64_t lines = 0, length = 0;
   std::int64_t from_stride = 0, to_stride = 0;  // elements
 };
-// Makes a block of c from its fp32 sums in the workspace. Adds the terms from first_k on, c where
-// the GEMM accumulates, and the epilogue, and rounds once.
+// Makes a block of c from its fp32 sums in the workspace, adding up their parts. Adds the terms
+// from first_k on, c where the GEMM accumulates, and the epilogue, and rounds once.
 struct FinishPart {
   std::int64_t a = 0, b = 0, c = 0;        // bytes: the matrices of this batch
   std::int64_t sums = 0, sums_stride = 0;  // bytes; elements
+  std::int64_t parts = 1;                  // of the sums: [parts, rows, sums_stride]
   std::int64_t first_row = 0, rows = 0, first_column = 0, columns = 0;
   std::int64_t first_k = 0;
 };
@@ -55,6 +56,8 @@ using GemmPart = std::variant<MultiplyPart, CopyPart, FinishPart>;
 // multiplied often enough.
 //
 // There are neither blocks nor copies if shape.workspace is less than they take.
+//
+// Split-K: parts of a long inner dimension, of fp32 GEMMs with few tiles (split_k.h).
 std::vector<GemmPart> parts_of(const GemmShape& shape);
 
 // Workspace for cuBLASLt, at the beginning of the GEMM's.
