@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ class Writer(Indices, Order):
         self.puts: dict[str, Put] = {}
         self.sums: dict[str, tuple[str, Value, Value]] = {}  # the operands of each add and sub
         self.repeats: dict[str, tuple[Value, tuple[int, ...]]] = {}  # the operand and dims of each broadcast
+        self.uniform: dict[str, float] = {}  # results of arithmetic on constants, which would round
         self.settled: dict[str, Value] = {}  # log-sum-exps as a softmax subtracts them (softmax.py)
         self.calls: dict[str, Call] = {}  # the framework's functions, by key
         self.seed: Value | None = None  # i64 [2], an input: the key of random numbers
@@ -297,9 +299,23 @@ class Writer(Indices, Order):
         if turned is not None:
             return turned
         made = self.emit(function, spread, dtype, shape)
+        known = [self.constant_of(v) for v in spread]
+        if function in _ARITHMETIC and None not in known and (function != "div" or known[1] != 0):
+            self.uniform[made.name] = _ARITHMETIC[function](*known)
         if function in ("add", "sub"):
             self.sums[made.name] = function, spread[0], spread[1]
         return made
+
+    def constant_of(self, v: Value) -> float | int | bool | None:
+        """Returns the number that all elements are, up to rounding, or None."""
+        while v.number is None and v.name not in self.uniform:
+            if v.name in self.views:
+                v = self.views[v.name]
+            elif v.name in self.repeats:
+                v = self.repeats[v.name][0]
+            else:
+                return None
+        return v.number if v.number is not None else self.uniform[v.name]
 
     def _folded(self, function: str, operands: Sequence[Value], dtype) -> Value | None:
         """Folds neutral elements, and constants where that does not round. Returns None if nothing folds."""
@@ -527,6 +543,9 @@ class Writer(Indices, Order):
         shape = [rows, *updates.shape[index.rank :]]
         made = self.emit("scatter_add", [index, updates], self.dtypes.wide(updates.dtype), shape, f" rows({rows})")
         return self.cast(made, updates.dtype)
+
+
+_ARITHMETIC = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "neg": operator.neg}
 
 
 def rounded(w: Writer, x: Value) -> Value:

@@ -19,22 +19,29 @@ class Order:
     def flip(self, v: Value, axis: int) -> Value:
         """Reverses an axis. A flip of a flip is the value itself, and a flipped scan of a flipped value is a scan in the
         other direction."""
-        if v.number is not None or v.shape[axis] == 1:
+        if self.constant_of(v) is not None or v.shape[axis] == 1:
             return v
-        if self._is_flipped(v, axis):
-            return self.flips[v.name][0]
+        source = self.flipped(v, axis)
+        if source is not None:
+            return source
         kind, x, along, reverse = self.scans.get(v.name, ("", v, -1, False))
-        if along == axis and self._is_flipped(x, axis):  # so a framework writes a scan from the end on
-            return self.scan(kind, self.flips[x.name][0], axis, not reverse)
+        source = self.flipped(x, axis) if along == axis else None
+        if source is not None:  # so a framework writes a scan from the end on
+            return self.scan(kind, source, axis, not reverse)
         made = self.emit("flip", [v], v.dtype, v.shape, f" axis({axis})")
         self.flips[made.name] = v, axis
         return made
 
-    def _is_flipped(self, v: Value, axis: int) -> bool:
-        return v.name in self.flips and self.flips[v.name][1] == axis
+    def flipped(self, v: Value, axis: int) -> Value | None:
+        """Returns the value that v is a flip of along the axis, or None."""
+        source, along = self.flips.get(v.name, (None, axis))
+        return source if along == axis else None
 
     def scan(self, kind: str, v: Value, axis: int, reverse: bool = False) -> Value:
         """Writes a cumsum, cumlse, cumprod or cummax along an axis. 16-bit values accumulate in f32."""
+        source = self.flipped(v, axis)
+        if self.native and source is not None:  # loops read a flip where it is; a scan would copy it
+            return self.flip(self.scan(kind, source, axis, not reverse), axis)
         hot = self.one_hots.get(v.name)
         if kind == "cumsum" and hot is not None and hot.axis == axis:
             return self._steps(hot, v.shape, reverse)

@@ -50,9 +50,9 @@ struct Describe {
                          name_of(g.c.dtype), across(g.a) ? "" : ", a transposed",
                          across(g.b) ? "" : ", b transposed", g.accumulate ? ", added" : "",
                          g.epilogue.any() ? ", " : "", text_of(g.epilogue),
-                         g.additional_bytes == 0        ? ""
-                         : size_of(g.a.dtype) == 2      ? ", in blocks"
-                                                        : ", in parts of its inner dimension");
+                         g.additional_bytes == 0   ? ""
+                         : size_of(g.a.dtype) == 2 ? ", in blocks"
+                                                   : ", in parts of its inner dimension");
   }
   std::string operator()(const Take& t) const {
     return concat("take ", sizes_text(t.out.shape), " ", name_of(t.out.dtype));

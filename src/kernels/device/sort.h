@@ -32,7 +32,8 @@ void sort_rows(const SortRowsCall& call);
 enum class ScanKind : std::uint8_t { sum, log_sum_exp, product, max, recurrence };
 
 // out[p, k] = the result of x[p, 0..k]. Numbers are f64; sums of integers are exact and wrap as the
-// dtype does. A product has an exponent of its own, so that none in between overflows.
+// dtype does. A product has an exponent of its own, so that none in between overflows. Log-sum-exps
+// but those of f64 are f32, of sums in f64.
 struct ScanRowsCall {
   StridedSpace rows;  // of x, of size 1 along the axis
   const void* x = nullptr;

@@ -1,9 +1,13 @@
-"""Running products and extremes, and products: in programs of the library; as PyTorch's own operations elsewhere.
+"""Running products, extremes and log-sum-exps, and products: in programs of the library; as PyTorch's own operations
+elsewhere.
 
 PyTorch's gradient of cumprod looks for zeros among values, or takes an operation for each element. Here it is a linear
-recurrence, which needs neither."""
+recurrence, which needs neither. Its gradient of logcumsumexp takes the logarithms of an upstream gradient's positive and
+negative parts. Here one that is a known number has one part."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
@@ -15,9 +19,11 @@ from logitless.torch._autochunk.aten import axis_of, handles
 from logitless.torch._autochunk.dtypes import DTYPES
 
 # Operations that stand for it in traces. They define shapes alone and never run. recurrence: y[k] = a[k] y[k + 1] +
-# b[k] along dim, from the last element on, which is b's.
+# b[k] along dim, from the last element on, which is b's. y of logcumsumexp_backward: the running log-sum-exps.
 torch.library.define("logitless::cumprod", "(Tensor x, int dim) -> Tensor")
 torch.library.define("logitless::recurrence", "(Tensor a, Tensor b, int dim) -> Tensor")
+torch.library.define("logitless::logcumsumexp", "(Tensor x, int dim) -> Tensor")
+torch.library.define("logitless::logcumsumexp_backward", "(Tensor g, Tensor x, Tensor y, int dim) -> Tensor")
 
 
 @torch.library.register_fake("logitless::cumprod")
@@ -49,22 +55,49 @@ def _backward(ctx, cotangent):
 torch.library.register_autograd("logitless::cumprod", _backward, setup_context=_setup)
 
 
-class OneCumprod(TorchFunctionMode):
-    """Replaces cumprod of floats by the operation above, whose gradient needs no values."""
+@torch.library.register_fake("logitless::logcumsumexp")
+def _(x, dim):
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("logitless::logcumsumexp_backward")
+def _(g, x, y, dim):
+    return x.new_empty(x.shape)
+
+
+def _backward_of_logs(ctx, cotangent):
+    x, made = ctx.saved_tensors
+    return torch.ops.logitless.logcumsumexp_backward(cotangent, x, made, ctx.dim), None
+
+
+torch.library.register_autograd("logitless::logcumsumexp", _backward_of_logs, setup_context=_setup)
+
+
+class OwnRunning(TorchFunctionMode):
+    """Replaces cumprod and logcumsumexp of floats by the operations above, for the sake of their gradients."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        made = _cumprod(*args, **kwargs) if func in (torch.cumprod, torch.Tensor.cumprod) else None
+        operation = _OWN.get(func)
+        made = None if operation is None else _replaced(operation, *args, **kwargs)
         return func(*args, **kwargs) if made is None else made
 
 
-def _cumprod(input, dim, *, dtype=None, out=None):
-    """Returns the running product by the operation above, or None if it cannot express the arguments."""
+_OWN = {
+    torch.cumprod: "cumprod",
+    torch.Tensor.cumprod: "cumprod",
+    torch.logcumsumexp: "logcumsumexp",
+    torch.Tensor.logcumsumexp: "logcumsumexp",
+}
+
+
+def _replaced(operation, input, dim, *, dtype=None, out=None):
+    """Returns the running result by an operation above, or None if it cannot express the arguments."""
     x = input if dtype is None else input.to(dtype)
     plain = out is None and isinstance(dim, int) and x.dim() > 0 and -x.dim() <= dim < x.dim()
     if not plain or x.dtype not in DTYPES[:4] or peek_interpreter_stack() is not None:
         return None
-    return torch.ops.logitless.cumprod(x, dim % x.dim())
+    return getattr(torch.ops.logitless, operation)(x, dim % x.dim())
 
 
 # --- lowering
@@ -106,6 +139,33 @@ def _recurrence(w, out, a, b, dim):
         helper=helper,
     )
     return w.extern(call, [a, b], out.dtype, out.shape, 0, _others(b, dim, 2))
+
+
+@handles("logcumsumexp_backward")
+def _gradient_of_logs(w, out, g, x, y, dim):
+    """The gradient at x is the sum of g exp(x - y) over the results that include x."""
+    wide = [w.cast(v, DTYPES.wide(out.dtype)) for v in (g, x, y)]
+    return w.cast(_summed_back(w, *wide, dim, reverse=True), out.dtype)
+
+
+def _summed_back(w, g, x, y, axis, reverse):
+    if w.flipped(x, axis) is not None and w.flipped(y, axis) is not None:
+        made = _summed_back(w, w.flip(g, axis), w.flipped(x, axis), w.flipped(y, axis), axis, not reverse)
+        return w.flip(made, axis)
+
+    def share(log):  # of the positive numbers with these logarithms; by logarithms no exponential overflows
+        return w.map("exp", [w.add(w.scan("cumlse", w.sub(log, y), axis, reverse), x)], x.dtype)
+
+    def part(of):
+        return share(w.map("log", [w.map("max", [of, w.number(0, of.dtype)], of.dtype)], of.dtype))
+
+    number = w.constant_of(g)
+    if number is None:
+        return w.sub(part(g), part(w.map("neg", [g], g.dtype)))
+    if number == 0 or not math.isfinite(number):
+        return w.number(0 if number == 0 else math.nan, x.dtype, x.shape)
+    made = share(w.number(math.log(abs(number)), x.dtype, x.shape))
+    return made if number > 0 else w.map("neg", [made], x.dtype)
 
 
 @handles("prod")

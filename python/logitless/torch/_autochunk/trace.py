@@ -31,7 +31,7 @@ from logitless.torch._autochunk.attention import OneAttention
 from logitless.torch._autochunk.ctc import OneCtc
 from logitless.torch._autochunk.masked import MaskedRows, MaskRefused, check_outputs
 from logitless.torch._autochunk.one_hot import OneHot
-from logitless.torch._autochunk.running import OneCumprod
+from logitless.torch._autochunk.running import OwnRunning
 from logitless.torch._autochunk.locations import Locations, location_of
 from logitless.torch._autochunk.writes import Writes
 
@@ -182,7 +182,7 @@ def _fx(function: Callable, inputs: Sequence[torch.Tensor], around: Around) -> t
     locations = Locations(around.transformed)
     try:
         # Attention outside of OneAttention uses the math backend, since PyTorch's fused kernels have no decomposition.
-        modes = OneAttention(), OneCtc(), OneHot(), OneCumprod(), Writes(), MaskedRows()
+        modes = OneAttention(), OneCtc(), OneHot(), OwnRunning(), Writes(), MaskedRows()
         with locations, sdpa_kernel(SDPBackend.MATH), _within(modes):
             return make_fx(function, decomposition_table=_decompositions())(*inputs)
     except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException) as error:

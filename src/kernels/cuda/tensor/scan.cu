@@ -27,6 +27,7 @@ struct RunningSum {
   __device__ static Number value(State s) { return s; }
 };
 
+// Of f64 alone: its exponentials and logarithms take several times as long as memory does.
 struct RunningLogSum {
   using State = double;
   __device__ static State of(double x, double) { return x; }
@@ -35,6 +36,28 @@ struct RunningLogSum {
     return isinf(top) ? top : top + log(exp(a - top) + exp(b - top));
   }
   __device__ static double value(State s) { return s; }
+};
+
+// The number sum * exp(top). top is finite: that of -inf has the sum 0, that of inf the sum inf and
+// that of NaN the sum NaN.
+struct ScaledSum {
+  float top;
+  double sum;
+};
+
+struct RunningScaledSum {
+  using State = ScaledSum;
+  __device__ static State of(float x, float) {
+    constexpr float kMost = 3.40282347e38f;
+    const float top = fminf(fmaxf(x, -kMost), kMost);
+    return {top, x == top ? 1.0 : x < top ? 0.0 : static_cast<double>(x - top)};
+  }
+  // The larger sum keeps its top, and is at least 1 for ever.
+  __device__ static State merge(State a, State b) {
+    const double less = expf(-fabsf(a.top - b.top));
+    return b.top > a.top ? State{b.top, a.sum * less + b.sum} : State{a.top, a.sum + b.sum * less};
+  }
+  __device__ static float value(State s) { return s.top + log1pf(static_cast<float>(s.sum - 1.0)); }
 };
 
 // The last of equal numbers stays, and a NaN.
@@ -107,6 +130,9 @@ __device__ Number from_lane(Number x, int lane) {
 __device__ Scaled from_lane(Scaled s, int lane) {
   return {from_lane(s.fraction, lane), from_lane(s.exponent, lane)};
 }
+__device__ ScaledSum from_lane(ScaledSum s, int lane) {
+  return {from_lane(s.top, lane), from_lane(s.sum, lane)};
+}
 __device__ Linear from_lane(Linear s, int lane) {
   return {from_lane(s.slope, lane), from_lane(s.offset, lane)};
 }
@@ -142,7 +168,7 @@ __device__ typename Kind::State over_warps(typename Kind::State state,
 
 // --- kernels
 
-// Numbers are f64 or integers, elements of any dtype.
+// Numbers are floats or integers, elements of any dtype.
 template <typename Number, typename T>
 __device__ Number number_of(T x) {
   if constexpr (std::is_integral_v<T> || std::is_same_v<T, double>) {
@@ -349,7 +375,11 @@ void scan_floats(const ScanRowsCall& c) {
     case ScanKind::sum:
       return scan_as<RunningSum<double>, double, T>(c);
     case ScanKind::log_sum_exp:
-      return scan_as<RunningLogSum, double, T>(c);
+      if constexpr (std::is_same_v<T, double>) {
+        return scan_as<RunningLogSum, double, T>(c);
+      } else {
+        return scan_as<RunningScaledSum, float, T>(c);
+      }
     case ScanKind::product:
       return scan_as<RunningProduct, double, T>(c);
     case ScanKind::max:
