@@ -106,6 +106,11 @@ TEST(Codegen, LongRowsOnTheHost) {
   check_groups_on_host(long_row_groups());
 }
 
+TEST(Codegen, RepeatedValuesOfARowGroupOnTheHost) {
+  if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";
+  check_groups_on_host({repeated_group("bf16"), repeated_group("f16")});
+}
+
 // Products by mma.sync, one and two, with rests of tiles, steps and chunks of 16 bytes.
 TEST(Codegen, ProductsWithEpiloguesOnTheHost) {
   if (!has_host_compiler()) GTEST_SKIP() << "no C++ compiler here";

@@ -10,6 +10,7 @@
 #include "compiler/loops.h"
 #include "compiler/plan/group_rows.h"
 #include "compiler/plan/lower.h"
+#include "compiler/row_groups.h"
 #include "compiler/target/cpu.h"
 #include "core/check.h"
 
@@ -405,6 +406,18 @@ TEST(CodegenText, JoinsSumsOfRowGroups) {
   EXPECT_EQ(ir::kind_of(second), ir::StageKind::row_sum);
   for (const ir::Pointwise::Leaf& leaf : second.leaves)
     EXPECT_NE(leaf.view.buffer, first.store.view.buffer);
+}
+
+// Stages side by side are one pass, and what a stage has kept is read again.
+TEST(CodegenText, ComputesAValueOfARowGroupOnce) {
+  for (const char* dtype : {"bf16", "f16"}) {
+    const GroupCase c = repeated_group(dtype);
+    EXPECT_EQ(c.group.stages.size(), 4u);
+    const std::string source = ir::generate(c.group, c.memory.alignments).front().source;
+    const std::size_t first = source.find("erff(");
+    EXPECT_NE(first, std::string::npos) << source;
+    EXPECT_EQ(source.find("erff(", first + 1), std::string::npos) << source;
+  }
 }
 
 }  // namespace

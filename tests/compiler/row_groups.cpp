@@ -179,6 +179,28 @@ GroupCase group_case(const std::string& text) {
   return c;
 }
 
+GroupCase repeated_group(const std::string& dtype) {
+  return group_case(replaced(R"(graph g(%x: f32[96, 272], %y: f32[96, 272]) {
+  %e = erf %x
+  %g = mul %e, %x
+  %h = cast %g : T[96, 272]
+  %w = cast %h : f32[96, 272]
+  %e1 = erf %x
+  %q = add %e1, %y
+  %l = reduce_sum %w dims(1)
+  %b = broadcast %l dims(0) : f32[96, 272]
+  %e2 = erf %x
+  %g2 = mul %e2, %x
+  %h2 = cast %g2 : T[96, 272]
+  %w2 = cast %h2 : f32[96, 272]
+  %d = sub %w2, %b
+  %p = mul %d, %y
+  %s = reduce_sum %p dims(1)
+  return h: %h, q: %q, s: %s
+})",
+                             "T[", dtype + "["));
+}
+
 GroupCase product_group(const ProductProgram& program, const ProductSizes& sizes) {
   DeviceLimits device;
   device.compute_capability = 80;

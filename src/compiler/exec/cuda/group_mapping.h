@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "compiler/exec/cuda/loop_text.h"
 #include "compiler/plan/group_rows.h"
 
 namespace logitless::ir {
+
+class StageReads;
 
 inline constexpr std::int64_t kGroupThreads = 256;  // of a block, approximately
 inline constexpr std::int64_t kMostGroupThreads = 1024;
@@ -56,5 +59,12 @@ struct RowMapping {
 
   bool is_exact(std::int64_t columns) const { return width * items * threads * blocks == columns; }
 };
+
+// Returns whether a stage sums rows.
+bool has_row_sums(const RowGroup& group);
+// Returns the mapping of a group without a product. alignments: bytes that divide the address of
+// each buffer.
+RowMapping choose_mapping(const RowGroup& group, const StageReads& reads,
+                          std::span<const std::int64_t> alignments);
 
 }  // namespace logitless::ir

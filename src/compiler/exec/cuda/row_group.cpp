@@ -4,8 +4,11 @@
 // in order.
 #include <algorithm>
 #include <bit>
+#include <map>
+#include <set>
 
 #include "compiler/exec/cuda/group_mapping.h"
+#include "compiler/exec/cuda/group_values.h"
 #include "compiler/exec/cuda/kernels.h"
 #include "compiler/exec/cuda/loop_text.h"
 #include "compiler/exec/cuda/stage_reads.h"
@@ -20,23 +23,27 @@ bool is_memory(const Pointwise::Leaf& leaf) { return leaf.kind == Pointwise::Lea
 class GroupText {
  public:
   GroupText(const RowGroup& group, std::span<const std::int64_t> alignments)
-      : g_(group), reads_(group), sums_(column_sums(group)), parts_(parts_of(group)) {
-    choose_mapping(alignments);
-  }
+      : g_(group),
+        reads_(group),
+        sums_(column_sums(group)),
+        parts_(parts_of(group)),
+        m_(choose_mapping(group, reads_, alignments)) {}
 
   std::vector<GeneratedKernel> kernels() {
     Lines lines;
     begin(lines);
     loads(lines);
     for (std::size_t s = 0, next = 0; s < g_.stages.size(); s = next) {
-      next = end_of_sums(s);
+      next = std::max(end_of_sums(s), end_of_elements(s));
       if (next == s)
         stage(lines, next++);
-      else
+      else if (kind_of(g_.stages[s].loop) == StageKind::row_sum)
         row_sum_stages(lines, s, next);
+      else
+        element_stages(lines, s, next);
     }
     // The next row's sums use the same shared memory.
-    if (m_.threads > 32 && !sums_.empty() && has_row_sums()) lines.add("__syncthreads();");
+    if (m_.threads > 32 && !sums_.empty() && has_row_sums(g_)) lines.add("__syncthreads();");
     lines.add("}");
     for (const std::size_t s : sums_) finish_sum(lines, s);
 
@@ -74,69 +81,15 @@ class GroupText {
   const StageReads reads_;
   const std::vector<std::size_t> sums_;  // stages with column sums
   const RowParts parts_;
-  RowMapping m_;
+  const RowMapping m_;
   bool waited_ = false;  // for the other blocks of the cluster
+  GroupValues values_;
+  std::map<int, int> kept_;  // by stage: the value of its elements
 
   using Read = StageReads::Read;
 
   std::int64_t scratch_offset(std::size_t sum) const {
     return static_cast<std::int64_t>(sum) * parts_.count * g_.columns * 4;
-  }
-
-  void choose_mapping(std::span<const std::int64_t> alignments) {
-    constexpr std::int64_t kMostWidth = 8, kAccess = 16, kMostItems = 8;
-    constexpr std::int64_t kRegisters = 120;        // for elements, approximately
-    constexpr std::int64_t kMostShared = 32 << 10;  // bytes
-    const auto fits = [&](const View& v, std::int64_t width) {
-      const auto size = static_cast<std::int64_t>(size_of(v.dtype));
-      const std::int64_t access = std::min(width * size, kAccess);
-      return v.strides[0] % width == 0 && v.offset * size % access == 0 &&
-             alignments[static_cast<std::size_t>(v.buffer)] % access == 0;
-    };
-    std::vector<const View*> views;
-    // Bytes of registers for each element of a row that a thread holds.
-    std::int64_t bytes = 4 * static_cast<std::int64_t>(sums_.size() + 1);
-    for (const View& v : reads_.elements()) bytes += static_cast<std::int64_t>(size_of(v.dtype));
-    for (std::size_t s = 0; s < g_.stages.size(); ++s) {
-      const Pointwise& loop = g_.stages[s].loop;
-      const StageKind kind = kind_of(loop);
-      if (kind == StageKind::rows) continue;
-      for (const Pointwise::Leaf& leaf : loop.leaves) {
-        if (is_memory(leaf) && leaf.view.strides[1] == 1 && maker_of(g_, s, leaf) < 0)
-          views.push_back(&leaf.view);
-      }
-      if (kind != StageKind::elements) continue;
-      if (g_.stages[s].stored) views.push_back(&loop.store.view);
-      if (reads_.is_forwarded(s)) bytes += 4;
-    }
-    m_.width = kMostWidth;
-    while (m_.width > 1 && (g_.columns % m_.width != 0 ||
-                            !std::all_of(views.begin(), views.end(),
-                                         [&](const View* v) { return fits(*v, m_.width); })))
-      m_.width /= 2;
-    const std::int64_t row = ceil_div(g_.columns, m_.width);  // items
-    if (g_.columns > RowGroup::kMostColumnsOfBlock) return choose_cluster(row);
-    // Rows with sums use as few threads as can hold the row in registers, since threads exchange
-    // sums. Other rows use as many threads as they have items, for more loads in flight.
-    const std::int64_t some =
-        has_row_sums()
-            ? std::clamp<std::int64_t>(kRegisters * 4 / (bytes * m_.width), 1, kMostItems)
-            : ceil_div(row, kMostGroupThreads);
-    const auto is_possible = [](std::int64_t threads) {
-      return threads <= 32 ? std::has_single_bit(static_cast<std::uint64_t>(threads))
-                           : threads % 32 == 0 && threads <= kMostGroupThreads;
-    };
-    m_.threads = row <= 32 * some
-                     ? std::min<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(row)), 32)
-                     : ceil_div(row, 32 * some) * 32;
-    for (std::int64_t items = some; items > 0; --items) {
-      if (row % items != 0 || !is_possible(row / items)) continue;
-      m_.threads = row / items;
-      break;
-    }
-    m_.items = ceil_div(row, m_.threads);
-    m_.rows = std::max<std::int64_t>(kGroupThreads / m_.threads, 1);
-    while (!sums_.empty() && m_.rows > 1 && m_.rows * g_.columns * 4 > kMostShared) m_.rows /= 2;
   }
 
   // Without a bound a kernel of a cluster takes more registers, and fewer rows are in flight: 1.2
@@ -145,59 +98,6 @@ class GroupText {
     const std::int64_t threads = m_.threads * m_.rows;
     if (m_.blocks > 1) return std::max<std::int64_t>(2 * kGroupThreads / threads, 1);
     return sums_.empty() ? 1 : blocks_at_a_time(threads);
-  }
-
-  // Returns the most bytes of registers that an element takes at a time: operands until a stage
-  // reads them last, and values from the stage that makes them.
-  std::int64_t held_bytes() const {
-    std::vector<std::size_t> last_of_operand(reads_.elements().size(), 0);
-    std::vector<std::size_t> last_of_stage(g_.stages.size(), 0);
-    for (std::size_t s = 0; s < g_.stages.size(); ++s) {
-      for (const Pointwise::Leaf& leaf : g_.stages[s].loop.leaves) {
-        if (!is_memory(leaf)) continue;
-        if (const int maker = maker_of(g_, s, leaf); maker >= 0) {
-          const auto made = static_cast<std::size_t>(maker);
-          if (kind_of(g_.stages[made].loop) == StageKind::elements) last_of_stage[made] = s;
-        } else if (reads_.read_of(s, leaf.view) == Read::element) {
-          last_of_operand[reads_.element_of(leaf.view)] = s;
-        }
-      }
-    }
-    std::int64_t most = 0;
-    for (std::size_t s = 0; s < g_.stages.size(); ++s) {
-      std::int64_t bytes = 0;
-      for (std::size_t i = 0; i < last_of_operand.size(); ++i) {
-        if (last_of_operand[i] >= s)
-          bytes += static_cast<std::int64_t>(size_of(reads_.elements()[i].dtype));
-      }
-      for (std::size_t made = 0; made <= s; ++made)
-        bytes += last_of_stage[made] >= s && last_of_stage[made] > made ? 4 : 0;
-      most = std::max(most, bytes);
-    }
-    return most;
-  }
-
-  // Maps a row of so many items to the blocks of a cluster. Blocks of few threads are preferred:
-  // an SM then holds several rows, of which one waits while another is loaded. Threads have half of
-  // the elements where their registers would spill most.
-  void choose_cluster(std::int64_t row) {
-    constexpr std::int64_t kMostBlocks = 8, kMostThreadsOfBlock = 512;
-    constexpr std::int64_t kElements = 32, kMostHeld = 16;
-    const std::int64_t elements = held_bytes() <= kMostHeld ? kElements : kElements / 2;
-    const std::int64_t few = std::max<std::int64_t>(elements / m_.width, 1);
-    m_.blocks = 2;
-    while (m_.blocks < kMostBlocks && ceil_div(row, m_.blocks * few) > kGroupThreads)
-      m_.blocks *= 2;
-    const std::int64_t own = ceil_div(row, m_.blocks);
-    m_.items = std::max(few, ceil_div(own, kMostThreadsOfBlock));
-    m_.threads = ceil_div(ceil_div(own, m_.items), 32) * 32;
-    m_.rows = 1;
-  }
-
-  bool has_row_sums() const {
-    return std::any_of(g_.stages.begin(), g_.stages.end(), [](const RowGroup::Stage& stage) {
-      return kind_of(stage.loop) == StageKind::row_sum;
-    });
   }
 
   std::string_view index() const { return reads_.wide_index() ? "long long" : "unsigned"; }
@@ -224,12 +124,13 @@ class GroupText {
       lines.add("const unsigned c = in ? ahead : ", g_.columns - m_.width, "u;");
     }
   }
-  void each_element(Lines& lines) const {
+  void each_element(Lines& lines) {
     lines.add("#pragma unroll");
     lines.add("for (int j = 0; j < ", m_.width, "; ++j) {");
+    values_.open_scope();
   }
 
-  void begin(Lines& lines) const {
+  void begin(Lines& lines) {
     lines.add("const int lane = threadIdx.x % ", m_.threads, ", y = threadIdx.x / ", m_.threads,
               ";");
     for (const std::size_t s : sums_) {
@@ -242,7 +143,7 @@ class GroupText {
       lines.add("}");
     }
     if (m_.blocks > 1) lines.add("const unsigned rank = blockIdx.x % ", m_.blocks, ";");
-    if (m_.blocks > 1 && has_row_sums()) lines.add("cluster_arrive();");
+    if (m_.blocks > 1 && has_row_sums(g_)) lines.add("cluster_arrive();");
     for (std::size_t s = 0; s < g_.stages.size(); ++s) {
       if (kind_of(g_.stages[s].loop) != StageKind::row_sum) continue;
       const std::string type = state_type(g_.stages[s].loop);
@@ -294,25 +195,50 @@ class GroupText {
     lines.add("}");
   }
 
-  // Writes the steps of a stage, for element j of item k or for the row. Returns the value's name.
-  std::string steps(Lines& lines, std::size_t s) {
+  // Writes the steps of a stage, for element j of item k or for the row. Returns the value's name,
+  // and its number where it is no constant.
+  struct Result {
+    std::string name;
+    int value = -1;
+  };
+  Result steps(Lines& lines, std::size_t s) {
     const Pointwise& loop = g_.stages[s].loop;
-    const std::size_t leaves = loop.leaves.size();
-    const RegisterText registers(loop);
-    const auto declare = [&](std::size_t r, const std::string& value) {
-      lines.add("const ", registers.type(static_cast<int>(r)), " r", r, " = ", value, ";");
+    const std::size_t leaves = loop.leaves.size(), registers = leaves + loop.steps.size();
+    std::vector<std::string> names(registers);
+    std::vector<int> values(registers, -1);
+    const RegisterText text(loop, &names);
+    const auto keep = [&](std::size_t r, int value) {
+      values[r] = value;
+      names[r] = GroupValues::name(value);
     };
     for (std::size_t i = 0; i < leaves; ++i) {
-      const Pointwise::Leaf& leaf = loop.leaves[i];
-      if (leaf.kind == Pointwise::Leaf::Kind::constant) continue;
-      declare(i, concat("(", registers.type(static_cast<int>(i)), ")", leaf_text(s, i)));
+      if (loop.leaves[i].kind != Pointwise::Leaf::Kind::constant)
+        keep(i, leaf_value(s, i, text.type(static_cast<int>(i))));
     }
-    const int result = registers.result();
     for (std::size_t i = 0; i < loop.steps.size(); ++i) {
-      const int r = static_cast<int>(leaves + i);
-      if (r != loop.store.source || r == result) declare(leaves + i, registers.step(i));
+      const Pointwise::Step& step = loop.steps[i];
+      std::vector<int> operands;
+      for (const int r : {step.a, step.b, step.c}) {
+        if (r >= 0 && values[static_cast<std::size_t>(r)] >= 0)
+          operands.push_back(values[static_cast<std::size_t>(r)]);
+      }
+      const bool costly = step.kind == Pointwise::Step::Kind::function && takes_long(step.function);
+      keep(leaves + i, values_.number_of(text.type(static_cast<int>(leaves + i)), text.step(i),
+                                         operands, costly));
     }
-    return registers.name(result);
+    const int result = text.result(), value = values[static_cast<std::size_t>(result)];
+    if (value >= 0) values_.declare(lines, value);
+    return {text.name(result), value};
+  }
+
+  // Returns the value of a leaf: that of the stage which made it, if it is worth keeping.
+  int leaf_value(std::size_t s, std::size_t i, std::string_view type) {
+    const Pointwise::Leaf& leaf = g_.stages[s].loop.leaves[i];
+    if (is_memory(leaf)) {
+      const auto kept = kept_.find(maker_of(g_, s, leaf));
+      if (kept != kept_.end() && values_.type(kept->second) == type) return kept->second;
+    }
+    return values_.number_of(type, concat("(", type, ")", leaf_text(s, i)), {}, false);
   }
 
   std::string leaf_text(std::size_t s, std::size_t i) {
@@ -329,26 +255,28 @@ class GroupText {
       case Read::row:
         return concat("number(w", reads_.row_of(leaf.view), ")");
       case Read::column:
-        return concat("number(u", i, "[j])");
+        return concat("number(u", reads_.source_of(leaf.view), "[j])");
       default:
         return concat("number(a", reads_.source_of(leaf.view), "[0])");
     }
   }
 
-  // Loads the column values of an item.
-  void column_loads(Lines& lines, std::size_t s) const {
-    const Pointwise& loop = g_.stages[s].loop;
-    for (std::size_t i = 0; i < loop.leaves.size(); ++i) {
-      const Pointwise::Leaf& leaf = loop.leaves[i];
-      if (!is_memory(leaf) || maker_of(g_, s, leaf) >= 0 ||
-          reads_.read_of(s, leaf.view) != Read::column)
-        continue;
-      lines.add(cuda_type(leaf.view.dtype), " u", i, "[", m_.width, "];");
-      const std::string from = concat("a", reads_.source_of(leaf.view), " + c");
-      if (m_.width == 1)
-        lines.add("u", i, "[0] = *(", from, ");");
-      else
-        lines.add("load(u", i, ", ", from, ");");
+  // Loads the column values of an item that stages [first, last) read.
+  void column_loads(Lines& lines, std::size_t first, std::size_t last) const {
+    std::set<std::size_t> loaded;
+    for (std::size_t s = first; s < last; ++s) {
+      for (const Pointwise::Leaf& leaf : g_.stages[s].loop.leaves) {
+        if (!is_memory(leaf) || maker_of(g_, s, leaf) >= 0 ||
+            reads_.read_of(s, leaf.view) != Read::column)
+          continue;
+        const std::size_t source = reads_.source_of(leaf.view);
+        if (!loaded.insert(source).second) continue;
+        lines.add(cuda_type(leaf.view.dtype), " u", source, "[", m_.width, "];");
+        if (m_.width == 1)
+          lines.add("u", source, "[0] = *(a", source, " + c);");
+        else
+          lines.add("load(u", source, ", a", source, " + c);");
+      }
     }
   }
 
@@ -367,53 +295,98 @@ class GroupText {
     const Pointwise& loop = g_.stages[s].loop;
     switch (kind_of(loop)) {
       case StageKind::elements:
-        return element_stage(lines, s);
+        return element_stages(lines, s, s + 1);
       case StageKind::rows:
         declare_row(lines, s);
         lines.add("{");
-        lines.add("q", s, " = ", read_back(loop.store.view.dtype, steps(lines, s)), ";");
+        values_.open_scope();
+        lines.add("q", s, " = ", read_back(loop.store.view.dtype, steps(lines, s).name), ";");
         lines.add("}");
         return store_row(lines, s);
       case StageKind::row_sum:
         return row_sum_stages(lines, s, s + 1);
       case StageKind::column_sum:
         each_item(lines);
-        column_loads(lines, s);
+        column_loads(lines, s, s + 1);
         each_element(lines);
-        const std::string value = steps(lines, s);
+        const std::string value = steps(lines, s).name;
         lines.add("sum", s, "[k][j] += valid", exact() ? "" : " && in", " ? ", value, " : 0.0f;");
         lines.add("}");
         lines.add("}");
     }
   }
 
-  void element_stage(Lines& lines, std::size_t s) {
-    const RowGroup::Stage& stage = g_.stages[s];
-    const Pointwise::Store& to = stage.loop.store;
-    const bool kept = reads_.is_forwarded(s);
-    if (kept) lines.add("float e", s, "[", m_.items, "][", m_.width, "];");
+  // Returns the end of the element stages from stage s on; s if it is none. One that adds to memory
+  // begins a pass of its own.
+  std::size_t end_of_elements(std::size_t s) const {
+    const auto joins = [&](std::size_t next) {
+      const Pointwise& loop = g_.stages[next].loop;
+      return kind_of(loop) == StageKind::elements && (next == s || !loop.store.accumulate);
+    };
+    std::size_t end = s;
+    while (end < g_.stages.size() && joins(end)) ++end;
+    return end;
+  }
+
+  // Computes elements by one pass over the row.
+  void element_stages(Lines& lines, std::size_t first, std::size_t last) {
+    for (std::size_t s = first; s < last; ++s) {
+      if (reads_.is_forwarded(s)) lines.add("float e", s, "[", m_.items, "][", m_.width, "];");
+    }
     each_item(lines);
-    column_loads(lines, s);
-    const std::string type(cuda_type(to.view.dtype)),
-        at = concat("o", s, " + ", offset_of_row(to.view), " + c");
-    if (stage.stored) lines.add(type, " z[", m_.width, "];");
-    if (to.accumulate) {
+    column_loads(lines, first, last);
+    const auto address = [&](std::size_t s) {
+      return concat("o", s, " + ", offset_of_row(g_.stages[s].loop.store.view), " + c");
+    };
+    for (std::size_t s = first; s < last; ++s) {
+      const Pointwise::Store& to = g_.stages[s].loop.store;
+      if (g_.stages[s].stored) lines.add(cuda_type(to.view.dtype), " z", s, "[", m_.width, "];");
+      if (!to.accumulate) continue;
       if (m_.width == 1)
-        lines.add("z[0] = *(", at, ");");
+        lines.add("z", s, "[0] = *(", address(s), ");");
       else
-        lines.add("load(z, ", at, ");");
+        lines.add("load(z", s, ", ", address(s), ");");
     }
     each_element(lines);
-    const std::string value = steps(lines, s);
-    if (kept) lines.add("e", s, "[k][j] = ", read_back(to.view.dtype, value), ";");
-    if (stage.stored) lines.add("z[j] = ", stored(stage.loop, "z[j]", value), ";");
+    for (std::size_t s = first; s < last; ++s) {
+      const Result result = steps(lines, s);
+      if (reads_.is_forwarded(s)) keep_element(lines, s, result);
+      if (g_.stages[s].stored) {
+        const std::string at = concat("z", s, "[j]");
+        lines.add(at, " = ", stored(g_.stages[s].loop, at, result.name), ";");
+      }
+    }
     lines.add("}");
-    if (stage.stored) {
-      const std::string store =
-          m_.width == 1 ? concat("*(", at, ") = z[0];") : concat("store(", at, ", z);");
+    for (std::size_t s = first; s < last; ++s) {
+      if (!g_.stages[s].stored) continue;
+      const std::string store = m_.width == 1 ? concat("*(", address(s), ") = z", s, "[0];")
+                                              : concat("store(", address(s), ", z", s, ");");
       lines.add("if (valid", exact() ? "" : " && in", ") ", store);
     }
     lines.add("}");
+  }
+
+  // Keeps an element as later stages read it. They read a costly value again, whatever stage asks
+  // for it.
+  void keep_element(Lines& lines, std::size_t s, const Result& result) {
+    const DType dtype = g_.stages[s].loop.store.view.dtype;
+    const std::string element = concat("e", s, "[k][j]");
+    const bool narrow = dtype == DType::bf16 || dtype == DType::f16;
+    if (result.value < 0 || !values_.is_costly(result.value) || (dtype != DType::f32 && !narrow) ||
+        values_.type(result.value) != "float") {
+      lines.add(element, " = ", read_back(dtype, result.name), ";");
+      return;
+    }
+    int value = result.value;
+    if (narrow)  // as a step rounds
+      value = values_.number_of(
+          "float",
+          concat(dtype == DType::bf16 ? "round_bf16" : "round_f16", "((float)", result.name, ")"),
+          {value}, false);
+    values_.declare(lines, value);
+    lines.add(element, " = ", GroupValues::name(value), ";");
+    values_.hold(value, element);
+    kept_[static_cast<int>(s)] = value;
   }
 
   // Returns the end of the row sums from stage s on that do not read each other; s if it is none.
@@ -446,10 +419,10 @@ class GroupText {
     each_item(lines);
     each([&](std::size_t s, const Pointwise& loop, const std::string& state) {
       if (several) lines.add("{");
-      column_loads(lines, s);
+      column_loads(lines, s, s + 1);
       lines.add("float v[", m_.width, "];");
       each_element(lines);
-      const std::string value = steps(lines, s);
+      const std::string value = steps(lines, s).name;
       lines.add("v[j] = ",
                 exact() ? value : concat("in ? ", value, " : ", RegisterText(loop).nothing()), ";");
       lines.add("}");
@@ -489,7 +462,7 @@ class GroupText {
   }
 
   // Adds the block's part of a column sum over the rows that the block computes at a time.
-  void finish_sum(Lines& lines, std::size_t s) const {
+  void finish_sum(Lines& lines, std::size_t s) {
     const std::string to = concat("p", s, "[blockIdx.x * ", number(g_.columns), " + ");
     if (m_.rows == 1) {
       each_item(lines);

@@ -37,7 +37,7 @@ std::string RegisterText::name(int r) const {
   const auto i = static_cast<std::size_t>(r);
   if (i < loop_.leaves.size() && loop_.leaves[i].kind == Pointwise::Leaf::Kind::constant)
     return literal(loop_.leaves[i].number);
-  return concat("r", r);
+  return names_ != nullptr ? (*names_)[i] : concat("r", r);
 }
 
 int RegisterText::result() const {

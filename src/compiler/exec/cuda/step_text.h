@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "compiler/plan/program.h"
 
@@ -12,7 +13,9 @@ namespace logitless::ir {
 // The registers of a loop: floats of its width, and 64-bit integers where the loop is exact.
 class RegisterText {
  public:
-  explicit RegisterText(const Pointwise& loop) : loop_(loop) {}
+  // names: of the registers, in their order; null: r0, r1 and so on.
+  explicit RegisterText(const Pointwise& loop, const std::vector<std::string>* names = nullptr)
+      : loop_(loop), names_(names) {}
 
   // Returns the type of the loop's floats.
   std::string_view real() const { return loop_.wide ? "double" : "float"; }
@@ -36,6 +39,7 @@ class RegisterText {
 
  private:
   const Pointwise& loop_;
+  const std::vector<std::string>* names_;
 
   std::string literal(double number) const;
   std::string real(int r) const;

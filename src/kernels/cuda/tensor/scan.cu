@@ -27,7 +27,8 @@ struct RunningSum {
   __device__ static Number value(State s) { return s; }
 };
 
-// Of f64 alone: its exponentials and logarithms take several times as long as memory does.
+// The state of f64 elements. Exponentials and logarithms of f64 take several times as long as
+// memory does.
 struct RunningLogSum {
   using State = double;
   __device__ static State of(double x, double) { return x; }

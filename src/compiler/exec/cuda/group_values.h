@@ -1,0 +1,50 @@
+// Values of a row group's stages: equal ones are computed once where they are close, and read again
+// where a stage has kept them.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiler/exec/cuda/loop_text.h"
+
+namespace logitless::ir {
+
+// Returns whether a function takes as long as an exponential.
+bool takes_long(Function function);
+
+class GroupValues {
+ public:
+  // Returns the number of a value by its type and expression, whose operands are other values by
+  // their names. costly: it takes as long as an exponential, or an operand does.
+  int number_of(std::string_view type, const std::string& text, const std::vector<int>& operands,
+                bool costly);
+  static std::string name(int value);
+  const std::string& type(int value) const { return at(value).type; }
+  bool is_costly(int value) const { return at(value).costly; }
+
+  // From the next scope on, `held` has the value.
+  void hold(int value, const std::string& held) { at(value).held = held; }
+
+  // Opens the body of a loop, where nothing is declared.
+  void open_scope() { declared_.clear(); }
+  // Declares a value, and what it is made of, unless the scope has it.
+  void declare(Lines& lines, int value);
+
+ private:
+  struct Value {
+    std::string type, text, held;
+    std::vector<int> operands;
+    bool costly = false;
+  };
+  std::vector<Value> values_;
+  std::map<std::string, int> numbers_;  // by type and expression
+  std::set<int> declared_;
+
+  const Value& at(int value) const { return values_[static_cast<std::size_t>(value)]; }
+  Value& at(int value) { return values_[static_cast<std::size_t>(value)]; }
+};
+
+}  // namespace logitless::ir
