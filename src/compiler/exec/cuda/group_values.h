@@ -25,7 +25,7 @@ class GroupValues {
   const std::string& type(int value) const { return at(value).type; }
   bool is_costly(int value) const { return at(value).costly; }
 
-  // From the next scope on, `held` has the value.
+  // Names what has the value from the next scope on.
   void hold(int value, const std::string& held) { at(value).held = held; }
 
   // Opens the body of a loop, where nothing is declared.

@@ -1,6 +1,7 @@
-// Split-K of fp32 GEMMs. cuBLASLt leaves a long inner dimension of a small result to the few SMs
-// that have a tile of it. Here stretches of that dimension are a batch: each has fp32 sums of its
-// own in the workspace, which one kernel adds in order. No CUDA: plans are made without a device.
+// Split-K of fp32 GEMMs. cuBLASLt may leave a long inner dimension to the few SMs that have a tile
+// of a small result, as it does in batches. Here stretches of that dimension are a batch: each has
+// fp32 sums of its own in the workspace, which one kernel adds in order. No CUDA: plans are made
+// without a device.
 #pragma once
 
 #include <cstdint>
