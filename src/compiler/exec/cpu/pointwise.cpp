@@ -19,6 +19,7 @@ namespace logitless::ir {
 namespace {
 
 constexpr std::int64_t kTask = 1 << 15;  // elements of a task, approximately
+constexpr std::int64_t kNarrow = 16;     // elements of a row that is reduced beside others, at most
 
 // Stores n numbers.
 template <typename R>
@@ -140,6 +141,67 @@ void finish(const Pointwise::Store& to, std::byte* memory, double value) {
                 to.accumulate ? load_element(memory, to.view.dtype, 0) + value : value);
 }
 
+template <typename R>
+void merge_block(Reduce kind, const R* x, R* top, R* sum, std::int64_t n) {
+  if constexpr (std::is_same_v<R, float>) {
+    if (kind == Reduce::sum) return add_to(x, sum, n);
+    if (kind == Reduce::max) return max_to(x, sum, n);
+    if (kind == Reduce::lse) return add_exponentials(x, top, sum, n);
+  }
+  if constexpr (std::is_integral_v<R>) {
+    for (std::int64_t i = 0; i < n; ++i)
+      sum[i] = kind == Reduce::sum ? wrapped_sum(sum[i], x[i]) : std::max(sum[i], x[i]);
+    return;
+  }
+  switch (kind) {
+    case Reduce::product:
+      for (std::int64_t i = 0; i < n; ++i) sum[i] *= x[i];
+      break;
+    case Reduce::sum:
+      for (std::int64_t i = 0; i < n; ++i) sum[i] += x[i];
+      break;
+    case Reduce::max:
+      for (std::int64_t i = 0; i < n; ++i)
+        sum[i] = std::isnan(x[i]) || std::isnan(sum[i]) ? x[i] + sum[i] : std::max(sum[i], x[i]);
+      break;
+    default:
+      for (std::int64_t i = 0; i < n; ++i) add_exponential(x[i], top[i], sum[i]);
+  }
+}
+
+// Writes the log-sum-exps of n columns, of which `top` and `sum` are as in add_exponential.
+template <typename R>
+void finish_lse(const R* top, const R* sum, double* lse, std::int64_t n) {
+  alignas(64) std::array<R, kBlock> logs;
+  block_function<R>(Function::log)(sum, nullptr, nullptr, logs.data(), n);
+  for (std::int64_t i = 0; i < n; ++i)
+    lse[i] = static_cast<double>(logs[static_cast<std::size_t>(i)]) + static_cast<double>(top[i]);
+}
+
+// Reduces the rows of a block `values` [rows, n], of up to kNarrow elements each, and stores them
+// `step` elements apart. All rows take an element at a time: one by one they would leave most lanes
+// of a vector empty.
+template <typename R>
+void reduce_narrow(const Pointwise& loop, const R* values, std::int64_t rows, std::int64_t n,
+                   std::byte* memory, std::int64_t step) {
+  const Pointwise::Store& to = loop.store;
+  alignas(64) std::array<R, kBlock> top, sum, column;
+  std::fill_n(top.data(), rows, least<R>(to.view.dtype));
+  std::fill_n(sum.data(), rows, first_of<R>(loop.reduce, to.view.dtype));
+  for (std::int64_t k = 0; k < n; ++k) {
+    for (std::int64_t r = 0; r < rows; ++r) column[static_cast<std::size_t>(r)] = values[r * n + k];
+    merge_block(loop.reduce, column.data(), top.data(), sum.data(), rows);
+  }
+  if constexpr (!std::is_integral_v<R>) {
+    if (loop.reduce == Reduce::lse) {
+      alignas(64) std::array<double, kBlock> lse;
+      finish_lse(top.data(), sum.data(), lse.data(), rows);
+      return store_numbers(to.view.dtype, memory, step, lse.data(), rows, to.accumulate);
+    }
+  }
+  store_numbers(to.view.dtype, memory, step, sum.data(), rows, to.accumulate);
+}
+
 // Reduces several short rows at a time along one dimension.
 template <typename R, class B>
 void reduce_short_rows(const Pointwise& loop, const BlockShape& shape, const Frame& frame,
@@ -150,7 +212,9 @@ void reduce_short_rows(const Pointwise& loop, const BlockShape& shape, const Fra
   const std::int64_t items = product_of(loop.shape, 0, outer) * down;
   const std::int64_t per_task = std::max<std::int64_t>(kTask / (shape.rows * shape.columns), 1);
   const Pointwise::Store& to = loop.store;
-  const auto step = to.view.strides[outer] * static_cast<std::int64_t>(size_of(to.view.dtype));
+  const std::int64_t step = to.view.strides[outer];
+  const auto step_bytes = step * static_cast<std::int64_t>(size_of(to.view.dtype));
+  const bool narrow = inner <= kNarrow && loop.reduce != Reduce::product;  // products are of f64
   parallel_for(threads, count_of_blocks(items, per_task), [&](std::int64_t task, int) {
     B block(loop, frame);
     std::array<std::int64_t, kMaxDims> at{};
@@ -161,10 +225,14 @@ void reduce_short_rows(const Pointwise& loop, const BlockShape& shape, const Fra
       const std::int64_t rows = std::min(shape.rows, lines - at[outer]);
       const R* values = block.run(at.data(), rows, inner);
       std::byte* const memory = block.stored(at.data());
+      if (narrow) {
+        reduce_narrow(loop, values, rows, inner, memory, step);
+        continue;
+      }
       for (std::int64_t r = 0; r < rows; ++r) {
         Sum<R> sum(loop.reduce, to.view.dtype);
         sum.add(values + r * inner, inner);
-        finish(to, memory + r * step, sum.value());
+        finish(to, memory + r * step_bytes, sum.value());
       }
     }
   });
@@ -212,7 +280,8 @@ void reduce_rows(const Pointwise& loop, const Frame& frame, int threads) {
                     kept = rank - reduced;
   const BlockShape shape(loop.shape, reduced > 1 || kept > 0);
   const std::int64_t parts = loop.parts;
-  if (reduced == 1 && shape.rows > 1 && parts == 1)
+  const bool narrow = kept > 0 && loop.shape[kept] <= kNarrow;  // also one row: the same bits
+  if (reduced == 1 && (shape.rows > 1 || narrow) && parts == 1)
     return reduce_short_rows<R, B>(loop, shape, frame, threads);
   const std::int64_t rows = product_of(loop.shape, 0, kept);
   const std::int64_t first_size = loop.shape[kept];
@@ -261,34 +330,6 @@ void reduce_rows(const Pointwise& loop, const Frame& frame, int threads) {
              sum.value());
     }
   });
-}
-
-template <typename R>
-void merge_block(Reduce kind, const R* x, R* top, R* sum, std::int64_t n) {
-  if constexpr (std::is_same_v<R, float>) {
-    if (kind == Reduce::sum) return add_to(x, sum, n);
-    if (kind == Reduce::max) return max_to(x, sum, n);
-    if (kind == Reduce::lse) return add_exponentials(x, top, sum, n);
-  }
-  if constexpr (std::is_integral_v<R>) {
-    for (std::int64_t i = 0; i < n; ++i)
-      sum[i] = kind == Reduce::sum ? wrapped_sum(sum[i], x[i]) : std::max(sum[i], x[i]);
-    return;
-  }
-  switch (kind) {
-    case Reduce::product:
-      for (std::int64_t i = 0; i < n; ++i) sum[i] *= x[i];
-      break;
-    case Reduce::sum:
-      for (std::int64_t i = 0; i < n; ++i) sum[i] += x[i];
-      break;
-    case Reduce::max:
-      for (std::int64_t i = 0; i < n; ++i)
-        sum[i] = std::isnan(x[i]) || std::isnan(sum[i]) ? x[i] + sum[i] : std::max(sum[i], x[i]);
-      break;
-    default:
-      for (std::int64_t i = 0; i < n; ++i) add_exponential(x[i], top[i], sum[i]);
-  }
 }
 
 // Adds up a block of columns from `at` on. The block has several short rows of kept elements if
@@ -372,9 +413,8 @@ void reduce_columns(const Pointwise& loop, const Frame& frame, int threads) {
                 rows, n, at.data(), top.data(), sum.data());
     if (loop.reduce == Reduce::lse) {
       alignas(64) std::array<double, kBlock> lse;
-      const auto count = static_cast<std::size_t>(rows * n);
-      for (std::size_t i = 0; i < count; ++i)
-        lse[i] = static_cast<double>(std::log(sum[i])) + static_cast<double>(top[i]);
+      if constexpr (!std::is_integral_v<R>)
+        finish_lse(top.data(), sum.data(), lse.data(), rows * n);
       for (std::size_t d = 0; d < reduced; ++d) at[d] = 0;
       put_rows(to.view, block.stored(at.data()), lse.data(), rows, n, to.accumulate);
     } else if (parts > 1) {
