@@ -69,7 +69,14 @@ def of_groups(h):
     return lax.ragged_dot(h, experts, jnp.array([10, 20, 30, ROWS - 60], jnp.int32))
 
 
+def packed(h):
+    """Rows of sequences that end at these positions, one of them empty."""
+    ends = jnp.array([10, 10, 60, ROWS])
+    return h * jnp.searchsorted(ends, jnp.arange(ROWS), side="right")[:, None]
+
+
 HIDDEN = {
+    "jit": packed,
     "scan": stepped,
     "while": until_small,
     "ragged_dot_general": of_groups,

@@ -111,6 +111,19 @@ def test_transforms_of_torch_func(fn, executor):
 
 
 @executors
+def test_transforms_within_the_function(executor):
+    """Gradients of examples, a smoothness penalty and a gradient's norm."""
+
+    def fn(hidden, weight, target):
+        example = lambda h, t: F.cross_entropy((h @ weight.T)[None], t[None])
+        slopes = torch.func.vmap(torch.func.grad(example))(hidden, target)
+        made, slope = torch.func.jvp(lambda h: (h @ weight.T).log_softmax(-1), (hidden,), (torch.ones_like(hidden),))
+        return slopes.square().sum(-1) + (made.exp() * slope.square()).sum(-1)
+
+    check_same(backward(cold(fn, executor), arguments()), backward(fn, arguments()))
+
+
+@executors
 @both
 def test_what_transforms_have_no_rule_for(fn, executor):
     hidden, weight, target = arguments(6)

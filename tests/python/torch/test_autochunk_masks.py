@@ -54,10 +54,21 @@ def elements(h, w, t, mask):
     return one + x[x > 0.5].sqrt().mean() + (kept > 0.1).sum(), kept[:, 0].sum()
 
 
+def written_back(h, w, t, mask):
+    """x[mask] -= 1 is a write of x[mask] - 1, as the losses of the kept tokens are written beside zeros."""
+    loss, z = h.new_zeros(B, T), F.linear(h, w)
+    loss[mask] = F.cross_entropy(z[mask], t[mask], reduction="none")
+    z[z > 0.5] *= 2.0
+    below = (z.detach() * 3).long()
+    below[(below > 0) * (below == below.clamp(max=3))] -= 1
+    return loss.sum(1).square().mean() + (z * below).mean()
+
+
+FUNCTIONS = [hidden_states, logits, token_losses, log_probabilities, distances, elements, written_back]
+
+
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize(
-    "fn", [hidden_states, logits, token_losses, log_probabilities, distances, elements], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda f: f.__name__)
 def test_float64(fn, executor):
     mask = torch.rand(B, T, generator=torch.Generator().manual_seed(3), device="cpu").to(DEVICE) < 0.4
     args = random(B, T, D), random(V, D), whole(V, B, T), mask
@@ -105,8 +116,10 @@ def logits_of_tokens(h, w, t, mask):
         (lambda x, m: x[m].view(-1).sum(), "view of x.mask."),
         (lambda x, m: (x.T @ x[m]).sum(), "a product of x.mask."),
         (lambda x, m: x[m.nonzero()].sum(), "nonzero.*expected a mask over all rows"),
+        (lambda x, m: (x * 1).__setitem__(~m, x[m]), r"writing y.mask. has a form into x.mask."),
+        (lambda x, m: torch.bincount(m.long(), x[:, 0]).sum(), r"bincount.*expected torch.zeros\(n\).index_add_"),
     ],
-    ids=["output", "sort", "rows", "masks", "dim", "index", "attribute", "len", "branch", "view", "product", "nonzero"],
+    ids="output sort rows masks dim index attribute len branch view product nonzero written bincount".split(),
 )
 def test_refusals_name_what_would_do(fn, why):
     with pytest.raises(Unsupported, match=why):

@@ -30,9 +30,14 @@ _COUNTING |= {"transpose", "gather", "scatter", "scatter-add", "scatter_add", "c
 _COUNTING |= {"random_bits", "shift_right_logical", "or", "bitcast_convert_type", "add", "eq", "ne"}
 
 
+def counts(primitive: str) -> bool:
+    """Returns whether a primitive's unsigned results are small integers."""
+    return primitive in _COUNTING
+
+
 def held(dtype, primitive: str):
     """Returns the dtype of a value in the program of a primitive."""
-    return DTYPES.i64 if dtype == UNSIGNED and primitive in _COUNTING else dtype
+    return DTYPES.i64 if dtype == UNSIGNED and counts(primitive) else dtype
 
 
 def run_dtypes() -> Dtypes:

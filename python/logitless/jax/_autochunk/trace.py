@@ -13,6 +13,7 @@ from jax.extend.core import Literal
 
 from logitless._autochunk.function import check_constants, tracing
 from logitless._autochunk.options import Unsupported
+from logitless.jax._autochunk.dtypes import UNSIGNED, counts
 from logitless.jax._autochunk.locations import location_of, location_of_error
 
 ARRAY = object()
@@ -146,9 +147,8 @@ class _Flattener:
             if made is not None:
                 values.update(zip(eqn.outvars, made))
                 continue
-            inner = _CALLS.get(eqn.primitive.name)
-            if inner is not None and inner in eqn.params:
-                function = eqn.params[inner]
+            function = _called(eqn)
+            if function is not None and not _searches(eqn, function):
                 plain = getattr(function, "jaxpr", function)
                 made = self.run(plain, getattr(function, "consts", ()), inputs, called or location_of(eqn.source_info))
             else:
@@ -210,6 +210,21 @@ class _Flattener:
             which = self._add(location, "clamp", [ends[0], which, ends[1]], (), which.dtype)
         shapes = [(cases, cases[0].shape, cases[0].dtype) for cases in zip(*each)]
         return [self._add(location, "select_n", [which, *cases], shape, dtype) for cases, shape, dtype in shapes]
+
+
+def _called(eqn):
+    """Returns the function that a primitive calls, or None."""
+    return eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
+
+
+def _searches(eqn, function) -> bool:
+    """Returns whether a call computes integers by arithmetic on unsigned ones, as jnp.searchsorted does. It has no form
+    inlined, and runs as it is."""
+    given, made = ([_dtype(v.aval) for v in atoms] for atoms in (eqn.invars, eqn.outvars))
+    if not all(isinstance(t, np.dtype) and t != UNSIGNED for t in (*given, *made)) or any(t.kind not in "iub" for t in made):
+        return False
+    body = getattr(function, "jaxpr", function)
+    return any(_dtype(v.aval) == UNSIGNED and not counts(e.primitive.name) for e in body.eqns for v in e.outvars)
 
 
 def _dtype(aval):

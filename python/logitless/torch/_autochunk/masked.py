@@ -302,6 +302,18 @@ def _part(first, func, args, kwargs):
     return first.like(first.rows[index], first.zeroed)
 
 
+def _set_rows(first, func, args, kwargs):
+    """Writes x[mask] = values, where the values are rows by the same mask."""
+    x, mask, values = args
+    if isinstance(x, Selected) or not isinstance(values, Selected):
+        raise MaskRefused("writing into x[mask] has no form; expected y = torch.where(mask, value, x)")
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or not _same_mask(first, _selected(x, mask)):
+        raise MaskRefused("writing y[mask] has a form into x[mask], with one mask, made once, on both sides")
+    rows = values.rows.reshape([*mask.shape, *values.rows.shape[1:]])
+    kept = mask.reshape([*mask.shape, *[1] * (x.dim() - mask.dim())])
+    x.copy_(torch.where(kept, rows.to(x.dtype), x))
+
+
 def _same(first, func, args, kwargs):
     return first
 
@@ -338,6 +350,7 @@ _RULES = {
     "sum": _sum,
     "mean": _mean,
     "getitem": _part,
+    "setitem": _set_rows,
     "contiguous": _same,
     "numel": _count,
     "size": _size,

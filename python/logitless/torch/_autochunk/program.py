@@ -101,7 +101,7 @@ def _check_write(w: Writer, node: torch.fx.Node, base: dict, order: dict) -> Non
             if late:
                 raise Unsupported(
                     f"autochunk: {w.prefix}{_described(node)} writes into memory that {late[0].target} sees as another "
-                    "tensor"
+                    "tensor; expected a new tensor, as torch.where, index_put and diagonal_scatter make one"
                 )
 
 

@@ -55,6 +55,7 @@ _INSTEAD = {
     "nonzero": "expected a mask over all rows in the place of x[mask]: torch.where(mask, loss, 0).sum() / mask.sum()",
     "masked_select": "expected torch.where(mask, x, 0)",
     "_unique2": "expected a sort",
+    "bincount": "expected torch.zeros(n).index_add_(0, x, weights), of n counts whatever x holds",
     "_local_scalar_dense": "expected torch.where in the place of a branch or of item()",
 }
 
@@ -119,6 +120,10 @@ def _no_transforms():
             push_dynamic_layer_stack(stack.pop())
 
 
+# Returns the caller's hooks of saved tensors; older versions of PyTorch do not tell.
+_hooks_of_saved_tensors = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: ())
+
+
 def _same(x):
     return x
 
@@ -173,7 +178,8 @@ def alone() -> Iterator[Around]:
             stack.enter_context(torch.inference_mode(False))
         if torch.is_anomaly_enabled():  # it reads the gradients' values
             stack.enter_context(torch.autograd.set_detect_anomaly(False))
-        if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None:
+        disabled = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None
+        if not disabled and _hooks_of_saved_tensors(True) is not None:  # under hooks torch.func is refused
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_same, _same))
         yield around
 

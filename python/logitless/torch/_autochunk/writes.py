@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,25 +109,18 @@ class Writes(TorchFunctionMode):
         return True
 
     def _fill_diagonal(self, x: torch.Tensor, fill_value: float, wrap: bool = False) -> bool:
-        if x.dim() != 2 or wrap or x._is_view():
-            return False
-        self._replace(x, torch.diagonal_scatter(x, torch.full((min(x.shape),), fill_value, dtype=x.dtype, device=x.device)))
-        return True
+        return x.dim() == 2 and not wrap and self._write("fill_", x.diagonal(), (fill_value,), {}) is not None
 
     def _write(self, name: str, view: torch.Tensor, args: Sequence, kwargs: dict) -> torch.Tensor | None:
         """Writes into a view and returns a new one, or None if it has no form here."""
         base = view._base
         place = place_of(base, view)
-        diagonal = place is None and _is_diagonal(base, view)
-        if view.numel() == 0 or (place is None and not diagonal):
+        if view.numel() == 0 or place is None:
             return view if view.numel() == 0 else None
         if name in _VALUES:
             values = _VALUES[name](view, *args, **kwargs)
         else:
             values = getattr(torch.Tensor, _FUNCTIONAL[name])(view, *args, **kwargs)
-        if diagonal:
-            self._replace(base, torch.diagonal_scatter(base, values.to(base.device, base.dtype).expand(view.shape)))
-            return base.diagonal()
         self._replace(base, place.put(base, values))
         return place.get(base)
 
@@ -186,8 +180,13 @@ def _normalized(index, device: torch.device) -> tuple | None:
     return tuple(found)
 
 
-def place_of(base: torch.Tensor, view: torch.Tensor) -> Place | Reshaped | None:
-    """Returns the place of a view of the base; None for one that is no slice of its dimensions, as a diagonal."""
+def place_of(base: torch.Tensor, view: torch.Tensor) -> Place | Reshaped | Diagonal | None:
+    """Returns the place of a view of the base; None for one that is neither slices nor a part of a diagonal."""
+    return slices_of(base, view) or diagonal_of(base, view)
+
+
+def slices_of(base: torch.Tensor, view: torch.Tensor) -> Place | Reshaped | None:
+    """Returns the place of a view of the base that is slices of its dimensions; None of another."""
     if view.dtype != base.dtype or (view.numel() == 0 and base.numel() > 0):
         return None
     if view.numel() == base.numel() and view.is_contiguous() and base.is_contiguous():
@@ -227,11 +226,38 @@ def place_of(base: torch.Tensor, view: torch.Tensor) -> Place | Reshaped | None:
     return Place(tuple(slices), tuple(sizes), tuple(order), tuple(view.shape))
 
 
-def _is_diagonal(base: torch.Tensor, view: torch.Tensor) -> bool:
-    """Returns whether the view is the main diagonal of a matrix."""
-    return (
-        base.dim() == 2
-        and view.shape == (min(base.shape),)
-        and view.stride(0) == base.stride(0) + base.stride(1)
-        and view.storage_offset() == base.storage_offset()
-    )
+@dataclass(frozen=True)
+class Diagonal:
+    """The place of a view within the diagonal of a part of its base tensor."""
+
+    part: Place | Reshaped
+    dims: tuple[int, int]  # of the part
+    inner: Place | Reshaped  # in the diagonal
+
+    def get(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner.get(self.part.get(x).diagonal(0, *self.dims))
+
+    def put(self, x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        part = self.part.get(x)
+        values = self.inner.put(part.diagonal(0, *self.dims), values)
+        return self.part.put(x, torch.diagonal_scatter(part, values, 0, *self.dims))
+
+
+def diagonal_of(base: torch.Tensor, view: torch.Tensor) -> Diagonal | None:
+    """Returns the place of a view whose last dimension steps along two dimensions of the base at once; else None."""
+    if view.dtype != base.dtype or view.dim() == 0 or view.numel() == 0:
+        return None
+    offset, first = view.storage_offset() - base.storage_offset(), [0] * base.dim()
+    for d in sorted((d for d in range(base.dim()) if base.stride(d) > 0), key=base.stride, reverse=True):
+        first[d], offset = divmod(offset, base.stride(d))
+    for dims in itertools.combinations(range(base.dim()), 2):
+        if view.stride(-1) != base.stride(dims[0]) + base.stride(dims[1]):
+            continue
+        part = base
+        for d in dims:
+            part = part[(slice(None),) * d + (slice(first[d], first[d] + view.shape[-1]),)]
+        diagonal = part.diagonal(0, *dims)
+        outer, inner = slices_of(base, part), slices_of(diagonal, view)
+        if diagonal.shape[-1] == view.shape[-1] and outer is not None and inner is not None:
+            return Diagonal(outer, dims, inner)
+    return None
