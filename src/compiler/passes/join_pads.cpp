@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -33,6 +34,11 @@ std::optional<int> padded_axis(const Node& pad) {
     axis = static_cast<int>(d);
   }
   return axis;
+}
+
+bool is_zero(const Node& node) {
+  return node.op == Op::constant && node.attributes->number == 0.0 &&
+         !std::signbit(node.attributes->number);
 }
 
 // Returns whether a ends before or where b begins, for any sizes.
@@ -100,6 +106,7 @@ class Joiner {
     const Node& n = g_.node(id);
     std::optional<Sum> sum;
     if (n.op == Op::pad) sum = sum_of_pad(n);
+    if (n.op == Op::concat) sum = sum_of_concat(n);
     if (n.op == Op::cast) sum = sum_of_cast(n);
     if (is_map(n, Function::add)) sum = sum_of_add(n);
     return sum ? *sum : Sum{{id, 0}, -1, {}};
@@ -118,6 +125,20 @@ class Joiner {
       part.end += low;
     }
     return inner;
+  }
+
+  // A concat with zeros is the gradient of a part of a split, such as one of two halves.
+  std::optional<Sum> sum_of_concat(const Node& n) const {
+    const auto d = static_cast<std::size_t>(n.attributes->axis);
+    Sum sum{{}, n.attributes->axis, {}};
+    Dim at(0);
+    for (const Value v : n.operands) {
+      const Dim end = at + g_.type(v).shape[d];
+      if (!is_zero(g_.node(v.node))) sum.parts.push_back({v, {}, at, end});
+      at = end;
+    }
+    if (sum.parts.empty() || sum.parts.size() == n.operands.size()) return std::nullopt;
+    return sum;
   }
 
   std::optional<Sum> sum_of_cast(const Node& n) const {
