@@ -93,5 +93,19 @@ TEST(ShortRows, CountsAreMadeOfF32) {
   EXPECT_TRUE(wide("i64[40, 40]", "add %x, %y"));
 }
 
+// A polynomial of %u, each of whose terms reads it, takes 28 registers: %u is computed once.
+TEST(ShortRows, ALoopThatReadsAValueOftenIsOne) {
+  std::string text =
+      "graph g(%x: f32[8, 64], %y: f32[8, 64]) {\n  %u = sub %x, %y\n  %p0 = mul %u, %x\n";
+  for (int k = 0; k < 8; ++k) {
+    const std::string p = "%p" + std::to_string(k), next = "%p" + std::to_string(k + 1);
+    text += "  %m" + std::to_string(k) + " = mul " + p + ", %u\n  " + next + " = add %m" +
+            std::to_string(k) + (k % 2 == 0 ? ", %x\n" : ", %u\n");
+  }
+  text += "  %s = reduce_sum %p8 dims(1)\n  return s: %s\n}\n";
+  EXPECT_EQ(ir::lower(ir::parse(text).graph, ir::CpuTarget(1)).instructions.size(), 1u);
+  check_program(text, 1e-5);
+}
+
 }  // namespace
 }  // namespace logitless::test

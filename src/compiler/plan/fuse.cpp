@@ -54,8 +54,8 @@ struct Cost {
   FirstValues memory;  // values of the full shape that it reads
 };
 
-// A node in a register, and its reversed dimensions: bit d.
-using Register = std::pair<int, unsigned>;
+// A value in a register, and its reversed dimensions: bit d. Results of a loop are several values.
+using Register = std::pair<Value, unsigned>;
 
 // Collects the registers of a node's loop: its result, the values it computes, and those it reads.
 void find_registers(const Graph& graph, const std::vector<bool>& inlined, int id,
@@ -64,14 +64,14 @@ void find_registers(const Graph& graph, const std::vector<bool>& inlined, int id
     return node == id ||
            (inlined[static_cast<std::size_t>(node)] && is_elementwise(graph.node(node)));
   };
-  used.assign(1, {id, 0u});
+  used.assign(1, {{id, 0}, 0u});
   for (std::size_t next = 0; next < used.size(); ++next) {
-    auto [node, backwards] = used[next];
-    if (!computed(node)) continue;
-    const Node& n = graph.node(node);
+    auto [value, backwards] = used[next];
+    if (!computed(value.node)) continue;
+    const Node& n = graph.node(value);
     if (n.op == Op::flip) backwards ^= 1u << static_cast<unsigned>(n.attributes->axis);
     for (const Value v : n.operands) {
-      const Register read{v.node, backwards};
+      const Register read{v, backwards};
       if (std::find(used.begin(), used.end(), read) == used.end()) used.push_back(read);
     }
   }
@@ -108,6 +108,7 @@ class Inliner {
   const Lists<int> users_;
   std::vector<bool> inlined_, output_;
   std::vector<Cost> cost_;
+  std::vector<Register> used_;  // memory of count()
 
   // Returns whether every reader could compute the node.
   bool readable(int id) const {
@@ -138,6 +139,12 @@ class Inliner {
       }
     }
     if (c.steps <= kMostSteps) return;
+    // The sum counts shared operands once for each reader; a loop computes them once.
+    find_registers(g_, inlined_, id, used_);
+    if (const auto used = static_cast<int>(registers_of(used_)); used <= kMostSteps) {
+      c.steps = used;
+      return;
+    }
     // The loop is too long, so the longest operand gets memory.
     const auto steps = [&](Value v) { return cost_[static_cast<std::size_t>(v.node)].steps; };
     Value longest = n.operands[0];
@@ -216,13 +223,13 @@ class Inliner {
     std::size_t most = 0;
     std::vector<Register> of_value;
     for (const auto& [v, backwards] : used) {
-      if (v == id || !inlined_[static_cast<std::size_t>(v)] || !is_elementwise(g_.node(v)))
+      if (v.node == id || !inlined_[static_cast<std::size_t>(v.node)] || !is_elementwise(g_.node(v)))
         continue;
-      find_registers(g_, inlined_, v, of_value);
+      find_registers(g_, inlined_, v.node, of_value);
       const std::size_t own = registers_of(of_value);
       if (own <= kMostRegistersUsed && own > most) {
         most = own;
-        middle = v;
+        middle = v.node;
       }
     }
     return middle;
