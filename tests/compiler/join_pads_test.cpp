@@ -68,13 +68,15 @@ TEST(JoinPads, BesideWhatElseIsAdded) {
 
 // The gradients of halves that are taken by two splits.
 TEST(JoinPads, OfConcatsWithZeros) {
-  const std::string zeros = "%z = constant value(0) : f32[4, 2] %y = constant value(0) : f32[4, 5] ";
+  const std::string zeros =
+      "%z = constant value(0) : f32[4, 2] %y = constant value(0) : f32[4, 5] ";
   expect_joined(of_products(zeros + "%p = concat %a, %y, %z axis(1) %q = concat %z, %b, %z axis(1) "
                                     "%s = add %q, %p"),
                 of_products("%4 = pad %b low(0, 0) high(0, 2) %s = concat %a, %4 axis(1)"));
   expect_left(of_products("%z = constant value(0) : f32[4, 2] %s = concat %z, %b, %a axis(1)"));
-  expect_left(of_products("%z = constant value(-0) : f32[4, 2] %p = concat %a, %a, %b axis(1) "
-                          "%q = concat %z, %z, %b axis(1) %s = add %p, %q"));
+  expect_left(
+      of_products("%z = constant value(-0) : f32[4, 2] %p = concat %a, %a, %b axis(1) "
+                  "%q = concat %z, %z, %b axis(1) %s = add %p, %q"));
 }
 
 TEST(JoinPads, SlicesOfSlices) {

@@ -223,7 +223,8 @@ class Inliner {
     std::size_t most = 0;
     std::vector<Register> of_value;
     for (const auto& [v, backwards] : used) {
-      if (v.node == id || !inlined_[static_cast<std::size_t>(v.node)] || !is_elementwise(g_.node(v)))
+      if (v.node == id || !inlined_[static_cast<std::size_t>(v.node)] ||
+          !is_elementwise(g_.node(v)))
         continue;
       find_registers(g_, inlined_, v.node, of_value);
       const std::size_t own = registers_of(of_value);

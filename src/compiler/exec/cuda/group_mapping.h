@@ -16,6 +16,7 @@ class StageReads;
 
 inline constexpr std::int64_t kGroupThreads = 256;  // of a block, approximately
 inline constexpr std::int64_t kMostGroupThreads = 1024;
+inline constexpr std::int64_t kMultiprocessors = 128;  // of a large GPU, approximately
 
 // Returns the blocks of so many threads that fit on an SM at a time, with enough registers for
 // column sums.
@@ -30,7 +31,7 @@ struct RowParts {
   std::int64_t count = 1, rows = 0;  // of a part
 };
 inline RowParts parts_of(const RowGroup& g) {
-  constexpr std::int64_t kLeastRows = 16, kItem = 8, kMultiprocessors = 128, kMost = 512;
+  constexpr std::int64_t kLeastRows = 16, kItem = 8, kMost = 512;
   const std::int64_t row = ceil_div(ceil_div(g.columns, kItem), 32) * 32;  // threads of a row
   const std::int64_t most =
       kMultiprocessors * blocks_at_a_time(row * std::max<std::int64_t>(kGroupThreads / row, 1));

@@ -97,7 +97,10 @@ class GroupText {
   std::int64_t blocks_of_sm() const {
     const std::int64_t threads = m_.threads * m_.rows;
     if (m_.blocks > 1) return std::max<std::int64_t>(2 * kGroupThreads / threads, 1);
-    return sums_.empty() ? 1 : blocks_at_a_time(threads);
+    // More blocks than there are would bound registers for nothing.
+    return sums_.empty() ? 1
+                         : std::min(blocks_at_a_time(threads),
+                                    std::max<std::int64_t>(parts_.count / kMultiprocessors, 1));
   }
 
   std::string_view index() const { return reads_.wide_index() ? "long long" : "unsigned"; }
