@@ -73,6 +73,11 @@ TEST(NarrowOperands, MultipliesWidenedValuesAsTheyAre) {
     const std::string text = begin + doubled + factor + times + product;
     expect_rewritten(ir::narrow_operands, text, text);
   }
+  // 2^200 is no number of bf16, though two factors of 2^100 are.
+  const std::string twice = begin + "%b = cast %y : f32[6, 8] %w = cast %x : f32[4, 8] " +
+                            "%f = constant value(1.2676506002282294e30) : f32[4, 8] " +
+                            "%v = mul %f, %w %a = mul %f, %v " + product;
+  expect_rewritten(ir::narrow_operands, twice, twice);
   const std::string mixed = begin + "%a = cast %x : f32[4, 8] %b = cast %h : f32[6, 8] " + product;
   expect_rewritten(ir::narrow_operands, mixed, mixed);
 }

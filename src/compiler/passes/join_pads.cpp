@@ -127,7 +127,8 @@ class Joiner {
     return inner;
   }
 
-  // A concat with zeros is the gradient of a part of a split, such as one of two halves.
+  // A concat of one value with zeros is the gradient of a part of a split, such as one of two
+  // halves.
   std::optional<Sum> sum_of_concat(const Node& n) const {
     const auto d = static_cast<std::size_t>(n.attributes->axis);
     Sum sum{{}, n.attributes->axis, {}};
@@ -137,7 +138,7 @@ class Joiner {
       if (!is_zero(g_.node(v.node))) sum.parts.push_back({v, {}, at, end});
       at = end;
     }
-    if (sum.parts.empty() || sum.parts.size() == n.operands.size()) return std::nullopt;
+    if (sum.parts.size() != 1 || n.operands.size() == 1) return std::nullopt;
     return sum;
   }
 

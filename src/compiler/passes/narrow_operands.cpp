@@ -17,6 +17,9 @@ struct Narrow {
   double factor = 1.0;
 };
 
+// The largest power of 2 in bf16.
+constexpr double kMostFactor = 0x1p127;
+
 bool doubles(double factor) {
   int exponent = 0;
   return std::isfinite(factor) && std::abs(std::frexp(factor, &exponent)) == 0.5 && exponent >= 1;
@@ -32,6 +35,7 @@ std::optional<Narrow> narrow_of(const Graph& g, Value v) {
     std::optional<Narrow> other = factor ? narrow_of(g, n.operands[1 - i]) : std::nullopt;
     if (!other || g.type(other->value).dtype != DType::bf16 || !doubles(*factor)) continue;
     other->factor *= *factor;
+    if (other->factor > kMostFactor) return std::nullopt;
     return other;
   }
   return std::nullopt;

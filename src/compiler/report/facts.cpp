@@ -120,7 +120,7 @@ const ir::Buffer& buffer_of(const ir::Program& program, const ir::View& view) {
 
 std::string size_text(const ir::Gemm& g) { return concat(g.m, " x ", g.n, " x ", g.k); }
 
-// Adds a text to a list with commas, unless the list has it.
+// Adds a text to a list, unless the list has it.
 void add_once(std::vector<std::string>& list, std::string text) {
   if (std::find(list.begin(), list.end(), text) == list.end()) list.push_back(std::move(text));
 }
@@ -131,7 +131,7 @@ std::string joined(const std::vector<std::string>& list) {
   return text;
 }
 
-// Returns "tanh, mul, exp; row sums of s; stores g".
+// Returns "tanh, mul, exp; row sum to s; stores g".
 std::string stages_text(const ir::Program& program, const ir::RowGroup& group) {
   std::vector<std::string> functions, parts, stores;
   std::vector<std::pair<std::string, std::vector<std::string>>> reductions;

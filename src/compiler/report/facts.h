@@ -60,7 +60,7 @@ std::string machine(const CompiledProgram::State& state);
 struct ProductEpilogue {
   std::string product;   // names of the values: "logits", "gate and up", "student minus teacher"
   std::string size;      // m x n x k: "4096 x 32768 x 1024"
-  std::string epilogue;  // "bias, residual", or "tanh, mul, exp; row sums of s; stores g"
+  std::string epilogue;  // "bias, residual", or "tanh, mul, exp; row sum to s; stores g"
 };
 // Returns those of a program, loops' bodies once.
 std::vector<ProductEpilogue> epilogues(const ir::Program& program);

@@ -74,7 +74,8 @@ LossStatistics cross_entropy(const HeadCall& call, const CrossEntropyOptions& op
     token_losses(loss, chunk, rows, delta);
   });
   call.shard.tokens_sharded ? finish_sharded(bound, loss) : finish_loss(loss, all);
-  // The audit needs only the coefficients; begin_loss has already covered all tokens.
+  // The audit needs only the coefficients. Totals are those of the loss, whether begin_loss or
+  // token_losses made them.
   LossCall audit = loss;
   audit.loss = nullptr;
   audit.int64_argmax = nullptr;

@@ -68,7 +68,7 @@ void finish_loss(const LossCall& loss, const ForwardCall& all);
 // Computes the divisor of a mean over the local tokens, before begin_loss.
 void sum_shares(const LossCall& loss, const ForwardCall& all, double* shares);
 // Replace finish_loss where loss.finishes is false: the local sums, then the loss from all ranks'
-// sums in rank order. The normalizer is begin_loss's.
+// sums in rank order. The normalizer is begin_loss's, or token_losses' of few tokens.
 void sum_losses(const LossCall& loss, const ForwardCall& all, RankLoss* mine);
 void finish_loss(const LossCall& loss, const ForwardCall& all, const RankLoss* ranks, int count);
 

@@ -32,7 +32,7 @@ std::string GroupValues::name(int value) { return concat("v", value); }
 
 void GroupValues::declare(Lines& lines, int value) {
   if (!declared_.insert(value).second) return;
-  const bool held = !at(value).held.empty();
+  const bool held = of_elements_ && !at(value).held.empty();
   if (!held) {
     for (const int operand : at(value).operands) declare(lines, operand);
   }

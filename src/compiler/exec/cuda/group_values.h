@@ -25,11 +25,15 @@ class GroupValues {
   const std::string& type(int value) const { return at(value).type; }
   bool is_costly(int value) const { return at(value).costly; }
 
-  // Names what has the value from the next scope on.
+  // Names what has the value in the next scopes of elements.
   void hold(int value, const std::string& held) { at(value).held = held; }
 
-  // Opens the body of a loop, where nothing is declared.
-  void open_scope() { declared_.clear(); }
+  // Opens the body of a loop, where nothing is declared: over elements, or over rows, which cannot
+  // read what elements hold.
+  void open_scope(bool elements) {
+    declared_.clear();
+    of_elements_ = elements;
+  }
   // Declares a value, and what it is made of, unless the scope has it.
   void declare(Lines& lines, int value);
 
@@ -42,6 +46,7 @@ class GroupValues {
   std::vector<Value> values_;
   std::map<std::string, int> numbers_;  // by type and expression
   std::set<int> declared_;
+  bool of_elements_ = true;
 
   const Value& at(int value) const { return values_[static_cast<std::size_t>(value)]; }
   Value& at(int value) { return values_[static_cast<std::size_t>(value)]; }

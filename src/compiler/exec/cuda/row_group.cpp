@@ -130,7 +130,7 @@ class GroupText {
   void each_element(Lines& lines) {
     lines.add("#pragma unroll");
     lines.add("for (int j = 0; j < ", m_.width, "; ++j) {");
-    values_.open_scope();
+    values_.open_scope(true);
   }
 
   void begin(Lines& lines) {
@@ -302,7 +302,7 @@ class GroupText {
       case StageKind::rows:
         declare_row(lines, s);
         lines.add("{");
-        values_.open_scope();
+        values_.open_scope(false);
         lines.add("q", s, " = ", read_back(loop.store.view.dtype, steps(lines, s).name), ";");
         lines.add("}");
         return store_row(lines, s);

@@ -53,9 +53,11 @@ struct RunningScaledSum {
     const float top = fminf(fmaxf(x, -kMost), kMost);
     return {top, x == top ? 1.0 : x < top ? 0.0 : static_cast<double>(x - top)};
   }
-  // The larger sum keeps its top, and is at least 1 for ever.
+  // The larger sum keeps its top, and is at least 1 for ever. Near 1 an exponential in float is off
+  // by more than the sum of many rounded ones may be.
   __device__ static State merge(State a, State b) {
-    const double less = expf(-fabsf(a.top - b.top));
+    const float apart = fabsf(a.top - b.top);
+    const double less = apart < 0.5f ? 1.0 + static_cast<double>(expm1f(-apart)) : expf(-apart);
     return b.top > a.top ? State{b.top, a.sum * less + b.sum} : State{a.top, a.sum + b.sum * less};
   }
   __device__ static float value(State s) { return s.top + log1pf(static_cast<float>(s.sum - 1.0)); }

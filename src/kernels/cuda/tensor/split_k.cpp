@@ -42,6 +42,8 @@ GemmShape shape_of_parts(const GemmShape& s, const SplitK& split) {
   parts.k = split.k;
   parts.a.batch_stride = split.k * s.a.col_stride;
   parts.b.batch_stride = split.k * s.b.row_stride;
+  parts.a.alignment = std::min(s.a.alignment, kVector * 4);
+  parts.b.alignment = std::min(s.b.alignment, kVector * 4);
   parts.c = {DType::f32, s.m * s.n, s.n, 1, 16};
   parts.accumulate = false;
   parts.epilogue = {};
