@@ -117,10 +117,17 @@ def convolutions(x, i):
     return one.sin().sum() + two.exp().mean() + (three**2).sum(), F.conv1d(rows[0], numbers[:12].view(1, 6, 2))
 
 
+def penalties(x, i):
+    """Squares of gradients by the input, whose gradients are second derivatives."""
+    made = torch.logcumsumexp(x, 1).sin().sum() + x.cumprod(1).sum() + torch.cumprod(x, 0).sin().mean()
+    [slope] = torch.autograd.grad(made, x, create_graph=True)
+    return slope.square().sum() + made
+
+
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(
     "fn",
-    [sums, sorting, diagonals, writes, margins, roundings, running, remainders, segments, windows, convolutions],
+    [sums, sorting, diagonals, writes, margins, roundings, running, remainders, segments, windows, convolutions, penalties],
     ids=lambda f: f.__name__,
 )
 def test_float64(fn, executor):

@@ -55,6 +55,25 @@ def _backward(ctx, cotangent):
 torch.library.register_autograd("logitless::cumprod", _backward, setup_context=_setup)
 
 
+def _setup_of_recurrence(ctx, inputs, output):
+    a, _, ctx.dim = inputs
+    ctx.save_for_backward(a, output)
+
+
+def _backward_of_recurrence(ctx, cotangent):
+    """The gradient of b is a recurrence from the first element on: d[k] = a[k - 1] d[k - 1] + cotangent[k]."""
+    a, made = ctx.saved_tensors
+    dim, size = ctx.dim, a.shape[ctx.dim]
+    one = torch.ones_like(a.narrow(dim, 0, min(size, 1)))
+    factors = torch.cat((a.flip(dim).narrow(dim, min(size, 1), max(size - 1, 0)), one), dim)
+    d = torch.ops.logitless.recurrence(factors, cotangent.flip(dim), dim).flip(dim)
+    after = torch.cat((made.narrow(dim, min(size, 1), max(size - 1, 0)), torch.zeros_like(one)), dim)
+    return d * after, d, None
+
+
+torch.library.register_autograd("logitless::recurrence", _backward_of_recurrence, setup_context=_setup_of_recurrence)
+
+
 @torch.library.register_fake("logitless::logcumsumexp")
 def _(x, dim):
     return x.new_empty(x.shape)
@@ -67,7 +86,16 @@ def _(g, x, y, dim):
 
 def _backward_of_logs(ctx, cotangent):
     x, made = ctx.saved_tensors
-    return torch.ops.logitless.logcumsumexp_backward(cotangent, x, made, ctx.dim), None
+    if not torch.is_grad_enabled():
+        return torch.ops.logitless.logcumsumexp_backward(cotangent, x, made, ctx.dim), None
+
+    def share(part):  # what gradients of gradients go through; -inf would make their differences NaN
+        positive = part > 0
+        logs = torch.where(positive, torch.where(positive, part, 1.0).log(), torch.finfo(part.dtype).min / 4)
+        after = torch.ops.logitless.logcumsumexp((logs - made).flip(ctx.dim), ctx.dim).flip(ctx.dim)
+        return (after + x).exp()
+
+    return share(cotangent) - share(-cotangent), None
 
 
 torch.library.register_autograd("logitless::logcumsumexp", _backward_of_logs, setup_context=_setup)
