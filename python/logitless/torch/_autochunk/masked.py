@@ -309,9 +309,11 @@ def _set_rows(first, func, args, kwargs):
         raise MaskRefused("writing into x[mask] has no form; expected y = torch.where(mask, value, x)")
     if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or not _same_mask(first, _selected(x, mask)):
         raise MaskRefused("writing y[mask] has a form into x[mask], with one mask, made once, on both sides")
+    if values.rows.dtype != x.dtype:
+        raise TypeError(f"x[mask] = y[mask]: expected y of {x.dtype}, the dtype of x, got {values.rows.dtype}")
     rows = values.rows.reshape([*mask.shape, *values.rows.shape[1:]])
     kept = mask.reshape([*mask.shape, *[1] * (x.dim() - mask.dim())])
-    x.copy_(torch.where(kept, rows.to(x.dtype), x))
+    x.copy_(torch.where(kept, rows, x))
 
 
 def _same(first, func, args, kwargs):
