@@ -21,6 +21,19 @@ def scaled_options(temperature: Any, softcap: Any, logit_scale: Any) -> dict[str
     return dict(softcap=cap, logit_scale=number("logit_scale", logit_scale) / t)
 
 
+def of_counted(xp, temperature, target, ignore_index: int, shift: int = 0):
+    """Returns the temperatures [...] with 1 where the token's targets [...] or [..., K], `shift` positions later, are all
+    ignored: those of padding may be 0 or NaN, and gradients of hidden states are divided by them."""
+    shape = tuple(temperature.shape)
+    if target is None or tuple(target.shape[: len(shape)]) != shape or len(target.shape) > len(shape) + 1:
+        return temperature  # the checks of the call name it
+    valid = target != ignore_index
+    valid = valid.any(-1) if len(target.shape) > len(shape) else valid
+    if 0 < shift < shape[-1]:
+        valid = xp.concatenate([valid[..., shift:], xp.full_like(valid[..., :shift], False)], -1)
+    return xp.where(valid, temperature, 1.0)
+
+
 def attached(xp, temperature, target, ignore_index: int, log_prob, entropy, lse, variance) -> tuple[Any, Any, Any]:
     """Returns log_prob, entropy and lse with their gradients by the temperature [...], which their values lack.
 

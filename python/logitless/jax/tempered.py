@@ -30,6 +30,8 @@ def folded(a: Arguments) -> Arguments:
     t = jnp.broadcast_to(t, x.shape[:-1])
     dtype = divided_dtype(a, x, w)
     if dtype is not None:
+        if a.targets is not None:
+            t = shared.of_counted(jnp, t, jnp.asarray(a.targets), a.ignore_index)
         return a._replace(hidden=x.astype(dtype) / t[..., None].astype(dtype), temperature=None)
     if a.sharding is not None:
         raise NotImplementedError(

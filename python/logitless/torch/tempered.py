@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._losses import tempered as shared
-from .._options import HeadOptions, head_options
+from .._options import DEFAULT, HeadOptions, head_options
 from . import _memory, _portable, _xp, autograd, run
 from ._arguments import Arguments, loss_options
 from ._backend import is_native
@@ -68,6 +68,9 @@ def folded(a: Arguments) -> Arguments:
     dtype = divided_dtype(a)
     if dtype is None:
         return a._replace(temperature=t)
+    if isinstance(a.target, Tensor) and not a.target.is_floating_point():
+        ignored = DEFAULT.ignore_index if a.ignore_index is None else a.ignore_index
+        t = shared.of_counted(_xp, t, a.target, ignored, a.shift if isinstance(a.shift, int) else 0)
     return a._replace(hidden=a.hidden.to(dtype) / t.to(dtype)[..., None], temperature=None)
 
 

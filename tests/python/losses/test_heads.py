@@ -259,6 +259,18 @@ def test_log_probabilities_at_temperatures(f, biased, options):
     check(f, call, formula, arrays)
 
 
+def test_temperatures_of_ignored_tokens_do_not_count(f):
+    """Those of padding may be 0 or NaN."""
+    odd = np.where(VALID, TEMPERATURE, np.where(np.arange(T) % 2, 0.0, np.nan)).astype(TEMPERATURE.dtype)
+
+    def call(x, w, temperature):
+        return head(f).linear_cross_entropy(x, w, f.array(TARGETS), temperature=f.array(temperature))
+
+    found, wanted = (f.gradients(lambda x, w: call(x, w, t), HIDDEN, WEIGHT)[1] for t in (odd, np.where(VALID, odd, 1)))
+    for one, other in zip(found, wanted):
+        assert (f.numpy(one) == f.numpy(other)).all()
+
+
 LOSSES = [dict(), dict(reduction="sum", class_weight=CLASS, z_loss=1e-2), dict(token_weight=TOKEN, normalizer=7.0),
           dict(reduction="none", token_weight=TOKEN), dict(target_weight=WEIGHTS, token_weight=TOKEN)]
 
