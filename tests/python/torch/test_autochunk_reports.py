@@ -31,6 +31,10 @@ def arguments(dtype=torch.float32):
     return hidden, weight, torch.arange(TOKENS)
 
 
+of_the_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="the budgets are for plans of a CPU")
+
+
+@of_the_cpu
 @pytest.mark.parametrize("executor", ["native", "python"])
 def test_a_budget_that_is_not_met_is_a_warning(executor):
     """A plan over the budget warns once, with the budget, its memory and a budget that works. It is an error with
@@ -56,6 +60,7 @@ def test_a_budget_that_is_not_met_is_a_warning(executor):
         autochunk(missed, memory_budget=4096, strict=True, executor=executor)(*args)
 
 
+@of_the_cpu
 def test_a_missed_budget_takes_few_chunks():
     """The least plan of a covariance has chunks of 2 rows, which add to all of it 256 times; within a tenth of its memory
     one has 8."""
@@ -73,6 +78,7 @@ def test_a_missed_budget_takes_few_chunks():
     assert "NOT met" in text and max(int(n) for n in re.findall(r" in (\d+) chunks of ", text)) <= 32, text
 
 
+@of_the_cpu
 def test_the_price_of_a_budget_is_reported():
     """Chunks of few rows, each of which adds to all of the weight's gradient, meet a small budget, and a warning says in
     what time. The budget that it names has a plan that is nearly as fast as the fastest."""
