@@ -59,12 +59,12 @@ def autochunk(
         "backward": in backward, which recomputes the values that it needs.
         "auto": "forward" where possible, unless a value is fp16: loss scaling enters through the upstream gradient.
     strict: raise ValueError if no plan meets the budget, or if a large value cannot be chunked. Otherwise a missed
-        budget is a warning, and the plan of least memory runs.
+        budget is a warning, and the plan of the best balance of memory and time runs.
     unsupported: "error" raises ``Unsupported`` (a NotImplementedError) that names the primitive without a form in the
         compiler. "run" warns with the same text and runs ``fn`` itself.
     executor: how the program runs; ``explain()`` names the choice of "auto" and its reason.
         "auto": "native" on one GPU or in a shard_map, unless the library does not support the function, multiplies fp32
-        arrays, or exceeds the budget by more; "python" elsewhere.
+        arrays, or balances a missed budget worse; "python" elsewhere.
         "python": generated JAX.
         "native": the library runs the program as a custom call with the head engine, in one of XLA's temporaries. It
         supports GPUs (requirements: docs/use/gpu.md) and the CPU, and its results do not depend on the number of threads.

@@ -58,11 +58,11 @@ def autochunk(
         "backward": in backward, which recomputes the values that it needs.
         "auto": "forward" where possible, unless a value is fp16: loss scaling enters through the upstream gradient.
     strict: raise ValueError if no plan meets the budget, or if a large value cannot be chunked. Otherwise a missed
-        budget is a warning, and the plan of least memory runs.
+        budget is a warning, and the plan of the best balance of memory and time runs.
     unsupported: "error" raises ``Unsupported`` (a NotImplementedError) that names the operation without a form in the
         compiler. "run" warns with the same text and runs ``fn`` itself.
     executor: how the program runs; ``explain()`` names the choice of "auto" and its reason.
-        "auto": "native", unless the library does not support the function, exceeds the budget by more, or lacks what it
+        "auto": "native", unless the library does not support the function, balances a missed budget worse, or lacks what it
         needs on a GPU (docs/use/gpu.md); and unless PyTorch multiplies fp32 tensors of the function in TF32.
         "python": generated PyTorch.
         "native": the library runs the program with its head engine, in one tensor of PyTorch's allocator. It uses the
