@@ -329,7 +329,7 @@ def test_one_number_is_a_temperature_for_all(f):
         assert error(*losses) < 1e-6
 
 
-@pytest.mark.parametrize("budget", [None, "300KiB"])
+@pytest.mark.parametrize("budget", [None, "360KiB"])
 def test_16_bits_in_chunks(f, budget):
     """The same within any budget: lse to 1e-6, gradients to 4e-3."""
     x, w = normal(300, 16, seed=97), normal(1000, 16, seed=98, scale=0.5)
