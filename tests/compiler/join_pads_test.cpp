@@ -76,7 +76,7 @@ TEST(JoinPads, OfConcatsWithZeros) {
   expect_left(of_products("%z = constant value(0) : f32[4, 2] %s = concat %z, %b, %a axis(1)"));
   // Nothing is added to two parts, so -0 among them stays.
   expect_left(
-      of_products("%z = constant value(0) : f32[4, 2] %p = concat %a, %z, %a axis(1) "
+      of_products("%z = constant value(0) : f32[4, 2] %p = concat %a, %z, %b axis(1) "
                   "%s = pad %p low(0, 1) high(0, 0)"));
   expect_left(
       of_products("%z = constant value(-0) : f32[4, 2] %p = concat %a, %a, %b axis(1) "
