@@ -98,6 +98,7 @@ struct PlanArgs {
 void parse_plan(const std::string& text, PlanArgs& args);
 // Parses f32, bf16 or f16. Throws UsageError.
 DType parse_head_dtype(const std::string& text);
+// Parses ieee, tf32 or bf16x3. Throws UsageError.
 Precision parse_precision(const std::string& text);
 
 // --dtype of hidden and weight, --grad-dtype

@@ -75,8 +75,9 @@ TEST(NarrowOperands, MultipliesWidenedValuesAsTheyAre) {
   }
   // 2^200 is no number of bf16, though two factors of 2^100 are.
   const std::string twice = begin + "%b = cast %y : f32[6, 8] %w = cast %x : f32[4, 8] " +
-                            "%f = constant value(1.2676506002282294e30) : f32[4, 8] " +
-                            "%v = mul %f, %w %a = mul %f, %v " + product;
+                            "%f = constant value(-1.2676506002282294e30) : f32[4, 8] " +
+                            "%o = constant value(1.2676506002282294e30) : f32[4, 8] " +
+                            "%v = mul %o, %w %a = mul %f, %v " + product;
   expect_rewritten(ir::narrow_operands, twice, twice);
   const std::string mixed = begin + "%a = cast %x : f32[4, 8] %b = cast %h : f32[6, 8] " + product;
   expect_rewritten(ir::narrow_operands, mixed, mixed);

@@ -215,7 +215,7 @@ def choose_executor(plan: Callable[[bool], Any], why: str, declined: Callable[[A
         return made
     if made is not None:
         time = total_seconds(other.programs) / max(total_seconds(made.programs), 1e-9)
-        faster = f", in 1/{time:.1f} of the predicted time" if time > NEAR else ""
+        faster = f", and is predicted to be {time:.1f} times as fast" if time > NEAR else ""
         why = f"that would take {format_bytes(made.over)} more than the budget{faster}"
         for mine, its in zip(other.programs, made.programs):
             mine.price = beside(mine.seconds, mine.price, its.seconds, its.price)

@@ -31,7 +31,6 @@ _SIZES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i32": 4, "i64": 8, "i8": 1}
 # where a plan within it fits into half of the function's own memory.
 _SHARE, _SMALL, _SLACK, _PATIENCE, _NEAR = 4, 64 << 20, 0.03, 1.2, 1.1
 _ONCE = 1e-3  # extra work of a plan that recomputes nothing, at most
-_SLOWER = 1.02  # predicted times within this factor count as equal
 _MANY = 128  # chunks of a loop beyond which calling its operations takes longer than running them
 
 
@@ -112,9 +111,7 @@ class Compiled:
                 f"{format_bytes(self.most)}"
             )
         if self.plain_seconds > 0.0:
-            ratio = self.seconds / self.plain_seconds
-            longer = f", {ratio:.2f} times as long" if ratio > _SLOWER else ""
-            lines.append(f"  predicted: {1e3 * self.seconds:.3g} ms{longer}; without loops {1e3 * self.plain_seconds:.3g} ms")
+            lines.append(f"  predicted: {1e3 * self.seconds:.3g} ms; without loops {1e3 * self.plain_seconds:.3g} ms")
         if self.threads > 1:
             took = format_bytes(self.of_threads)
             lines.append(f"  with what kernels take for {self.threads} threads instead of one: {took}")

@@ -28,7 +28,7 @@ HEAD: dict[str, Any] = dict(
     ignore_index=DEFAULT.ignore_index, softcap=None, logit_scale=1.0, temperature=1.0, memory_budget=None
 )
 
-HEAD_DOCS = """ignore_index: tokens with this target are ignored and cost nothing, but in fp32 on a GPU.
+HEAD_DOCS = """ignore_index: tokens with this target are ignored and cost nothing, except in fp32 on a GPU.
         softcap, logit_scale, temperature: logits are ``softcap(logit_scale * (hidden @ weight.T + bias)) /
             temperature``. softcap: a number c for ``c * tanh(logits / c)``, or None.
         memory_budget: bytes, or text such as "512MiB", that a call of the head may take beyond inputs and gradients."""

@@ -223,8 +223,8 @@ def linear_cross_entropy(
         targets: [...], int32 or int64; with ``target_weight`` [..., K]: K weighted token ids per token.
         bias: [V], float.
         reduction: "none" (loss [...]), "mean", "sum".
-        ignore_index: tokens with this target have loss 0 and no gradient, and cost nothing, but in float32 on a GPU and in
-            JAX's own operations.
+        ignore_index: tokens with this target have loss 0 and no gradient, and cost nothing, except in float32 on a GPU and
+            in JAX's own operations.
         {terms}
         class_weight: [V], float; ``mean`` divides by the weights of the targets.
         softcap: ``c * tanh(logits / c)``.

@@ -44,7 +44,7 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
             probabilities [..., V], float, for V up to 65536.
         bias: [V].
         reduction: "none" (loss [...]), "mean", "sum".
-        ignore_index: tokens with this target have loss 0 and no gradient, and cost nothing, but in float32 on a GPU; None
+        ignore_index: tokens with this target have loss 0 and no gradient, and cost nothing, except in float32 on a GPU; None
             is -100. Not for class probabilities.
         {terms}
         class_weight: [V] float; ``mean`` divides by the weights of the targets, as PyTorch does.
@@ -100,10 +100,10 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
     in fp32 and rounded once. Results are deterministic, bit for bit.
 
     Batch invariance: with reduction "none" the loss and lse of a token have the same bits whatever the other tokens of
-    the call: their number, order, values and mask. Nor do gradients, memory_budget and threads matter. The library's
-    kernels keep this on a CPU, and on a GPU from compute capability 8.0 on for 16-bit hidden and weight. PyTorch's own
-    operations do not, among them those for a temperature tensor and a quantised weight. Nor do float32 and a sharded
-    vocabulary on a GPU.
+    the call: their number, order, values and mask. Nor do gradients, memory_budget and threads matter, except that
+    beside return_lse a term of lse is added in another order with gradients. The library's kernels keep this on a CPU, and on a
+    GPU from compute capability 8.0 on for 16-bit hidden and weight. PyTorch's own operations do not, among them those for
+    a temperature tensor and a quantised weight. Nor do float32 and a sharded vocabulary on a GPU.
 
     Raises:
         ValueError, TypeError: the message names the argument, the expected value and the given one. A target outside
@@ -158,7 +158,7 @@ def linear_logprobs(
         hidden: [..., D]. weight: [V, D], the dtype of hidden, or one of both float32 beside 16 bits, as in
             ``linear_cross_entropy``. bias: [V].
         target: [...] or [..., K], int32 or int64. Rows whose targets are all ``ignore_index`` give 0, and cost nothing
-            but in float32 on a GPU. None, with selected_ids: no target.
+            except in float32 on a GPU. None, with selected_ids: no target.
         selected_ids: [K], the same for each token, or [..., K], int32 or int64: also returns the log-probabilities of
             these token ids [..., K], with gradients, by the same GEMMs. 0 for ``ignore_index``, and where the target is
             ignored.

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "compiler/analysis/region.h"
 #include "compiler/ir/graph.h"
@@ -69,6 +70,15 @@ struct SumsApart {
 // same holds if one of its loops waits for such a sum, or if no cut of copies makes all sums
 // parts of results. Expects bound sizes; keeps results and their types.
 std::optional<SumsApart> sums_apart(const Graph& graph, const Region& region, std::int64_t least);
+
+// The 16-bit results of a region that are sums over its chunks, of a size or more in fp32.
+struct LargeSums {
+  std::vector<int> nodes;
+  std::int64_t bytes = 0;  // of all in fp32
+};
+// Returns nothing if there are none of `least` bytes, or if one of the region's loops waits for
+// one.
+std::optional<LargeSums> large_sums(const Graph& graph, const Region& region, std::int64_t least);
 
 // --- sums-in-parts: divides large sums over the chunks of a region among several loops
 //

@@ -35,7 +35,7 @@ std::optional<Narrow> narrow_of(const Graph& g, Value v) {
     std::optional<Narrow> other = factor ? narrow_of(g, n.operands[1 - i]) : std::nullopt;
     if (!other || g.type(other->value).dtype != DType::bf16 || !doubles(*factor)) continue;
     other->factor *= *factor;
-    if (other->factor > kMostFactor) return std::nullopt;
+    if (std::abs(other->factor) > kMostFactor) return std::nullopt;
     return other;
   }
   return std::nullopt;

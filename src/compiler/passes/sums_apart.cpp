@@ -7,25 +7,15 @@
 namespace logitless::ir {
 namespace {
 
-constexpr std::int64_t kSumBytes = 4;  // bytes of an element
-
 class Parter {
  public:
   Parter(const Graph& graph, const Region& region)
       : g_(graph), region_(region), seed_(elements_of(graph.type(region.seed))) {}
 
   std::optional<SumsApart> run(std::int64_t least) {
-    for (const auto& [node, how] : region_.nodes) {
-      const Type& type = g_.node(node).results[0];
-      const std::int64_t bytes = kSumBytes * elements_of(type);
-      if (how.kind != Chunked::Kind::sum || size_of(type.dtype) >= kSumBytes || bytes < least)
-        continue;
-      // Later loops do not wait for the sums.
-      if (region_.phase[static_cast<std::size_t>(node)] + 1 != region_.phases) return std::nullopt;
-      sums_.insert(node);
-      bytes_ += bytes;
-    }
-    if (sums_.empty()) return std::nullopt;
+    const std::optional<LargeSums> sums = large_sums(g_, region_, least);
+    if (!sums) return std::nullopt;
+    sums_.insert(sums->nodes.begin(), sums->nodes.end());
     // Iterates from readers to operands.
     for (auto it = region_.nodes.rbegin(); it != region_.nodes.rend(); ++it) {
       const int node = it->first;
@@ -37,7 +27,7 @@ class Parter {
     }
     if (copied_.empty()) return std::nullopt;
     write();
-    SumsApart apart{std::move(out_), first(), bytes_, {}};
+    SumsApart apart{std::move(out_), first(), sums->bytes, {}};
     return cut_copies(apart) ? std::optional(std::move(apart)) : std::nullopt;
   }
 
@@ -45,7 +35,6 @@ class Parter {
   const Graph& g_;
   const Region& region_;
   const std::int64_t seed_;
-  std::int64_t bytes_ = 0;
   std::set<int> sums_, copied_;    // nodes of the graph
   std::vector<int> place_, copy_;  // by node: its new index, and that of its copy if there is one
   Graph out_;
@@ -112,6 +101,21 @@ class Parter {
 };
 
 }  // namespace
+
+std::optional<LargeSums> large_sums(const Graph& graph, const Region& region, std::int64_t least) {
+  constexpr std::int64_t kSumBytes = 4;  // of an element
+  LargeSums sums;
+  for (const auto& [node, how] : region.nodes) {
+    const Type& type = graph.node(node).results[0];
+    const std::int64_t bytes = kSumBytes * elements_of(type);
+    if (how.kind != Chunked::Kind::sum || size_of(type.dtype) >= kSumBytes || bytes < least)
+      continue;
+    if (region.phase[static_cast<std::size_t>(node)] + 1 != region.phases) return std::nullopt;
+    sums.nodes.push_back(node);
+    sums.bytes += bytes;
+  }
+  return sums.nodes.empty() ? std::nullopt : std::optional(std::move(sums));
+}
 
 std::optional<SumsApart> sums_apart(const Graph& graph, const Region& region, std::int64_t least) {
   return Parter(graph, region).run(least);

@@ -9,8 +9,6 @@
 namespace logitless::ir {
 namespace {
 
-constexpr std::int64_t kSumBytes = 4;  // bytes of an element
-
 // A sum over chunks, and the dimension that is divided: of the operand with the least elements that
 // the product does not contract.
 struct Divided {
@@ -33,22 +31,16 @@ class Divider {
       : g_(graph), region_(region), parts_(parts) {}
 
   std::optional<SumsInParts> run(std::int64_t least) {
-    std::int64_t most = 0;
-    for (const auto& [node, how] : region_.nodes) {
-      const Type& type = g_.node(node).results[0];
-      const std::int64_t bytes = kSumBytes * elements_of(type);
-      if (how.kind != Chunked::Kind::sum || size_of(type.dtype) >= kSumBytes || bytes < least)
-        continue;
+    const std::optional<LargeSums> sums = large_sums(g_, region_, least);
+    if (!sums) return std::nullopt;
+    for (const int node : sums->nodes) {
       const std::optional<Divided> divided = divided_of(node);
-      // Later loops do not wait for the sums.
-      if (!divided || phase(node) + 1 != region_.phases) return std::nullopt;
+      if (!divided) return std::nullopt;
       sums_[node] = *divided;
-      most += bytes;
     }
-    if (sums_.empty()) return std::nullopt;
     made_.region = region_;
     made_.region.nodes.clear();
-    made_.bytes = most / parts_;
+    made_.bytes = sums->bytes / parts_;
     write();
     return std::move(made_);
   }

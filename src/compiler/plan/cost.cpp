@@ -17,16 +17,6 @@ double rounded_up(std::int64_t size, std::int64_t tile) {
   return static_cast<double>((size + tile - 1) / tile * tile);
 }
 
-// Returns whether a function takes about as long as exp; others take a fraction of that.
-bool is_slow(Function function) {
-  constexpr Function kSlow[] = {
-      Function::exp,    Function::log,     Function::log1p,    Function::expm1,
-      Function::tanh,   Function::erf,     Function::erfc,     Function::sigmoid,
-      Function::sin,    Function::cos,     Function::atan,     Function::pow,
-      Function::lgamma, Function::digamma, Function::trigamma, Function::fmod};
-  return std::find(std::begin(kSlow), std::end(kSlow), function) != std::end(kSlow);
-}
-
 // Returns the number of chunks of a head beyond the first.
 double more_chunks_of(const HeadRun& head) {
   if (head.plan->chunk_tokens <= 0) return 0.0;
@@ -183,6 +173,15 @@ double seconds_apart(const Instruction& i, const Rates& rates) {
 }
 
 }  // namespace
+
+bool is_slow(Function function) {
+  constexpr Function kSlow[] = {
+      Function::exp,    Function::log,     Function::log1p,    Function::expm1,
+      Function::tanh,   Function::erf,     Function::erfc,     Function::sigmoid,
+      Function::sin,    Function::cos,     Function::atan,     Function::pow,
+      Function::lgamma, Function::digamma, Function::trigamma, Function::fmod};
+  return std::find(std::begin(kSlow), std::end(kSlow), function) != std::end(kSlow);
+}
 
 double predicted_seconds(const Instruction& i, const Rates& rates) {
   if (const auto* loop = std::get_if<LoopRun>(&i.what))

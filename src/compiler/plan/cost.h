@@ -19,6 +19,9 @@ double flops_of(const Instruction& instruction);
 
 // --- cost.cpp
 
+// Returns whether a function takes about as long as exp; others take a fraction of that.
+bool is_slow(Function function);
+
 // Returns the seconds of one run, by a roofline model. An instruction takes the longer of its
 // arithmetic and its memory traffic, and a launch. A loop takes its body once for each round.
 //

@@ -11,8 +11,8 @@ inline constexpr std::int64_t kListedTokens = 1024;
 
 struct TokenList {
   std::int32_t* rows = nullptr;  // [tokens]: those with a target, ascending, then the others
-  // [tokens / kListedTokens, rounded up, + 1]: how many of each thread block have a target, where
-  // there are many; the last: how many of all
+  // [tokens / kListedTokens, rounded up, + 1]: how many of each thread block have a target (not
+  // written for up to 8 blocks); the last: how many of all
   std::int32_t* counts = nullptr;
 };
 constexpr std::int64_t list_blocks(std::int64_t tokens) {

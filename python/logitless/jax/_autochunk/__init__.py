@@ -63,8 +63,9 @@ def autochunk(
     unsupported: "error" raises ``Unsupported`` (a NotImplementedError) that names the primitive without a form in the
         compiler. "run" warns with the same text and runs ``fn`` itself.
     executor: how the program runs; ``explain()`` names the choice of "auto" and its reason.
-        "auto": "native" on one GPU or in a shard_map, unless the library does not support the function, multiplies fp32
-        arrays, or balances a missed budget worse; "python" elsewhere.
+        "auto": "native" on one GPU or in a shard_map, unless the library does not support the function or multiplies fp32
+        arrays; "python" elsewhere. "python" too where it alone meets the budget, or misses it with a better balance of
+        memory and time.
         "python": generated JAX.
         "native": the library runs the program as a custom call with the head engine, in one of XLA's temporaries. It
         supports GPUs (requirements: docs/use/gpu.md) and the CPU, and its results do not depend on the number of threads.

@@ -62,8 +62,9 @@ def autochunk(
     unsupported: "error" raises ``Unsupported`` (a NotImplementedError) that names the operation without a form in the
         compiler. "run" warns with the same text and runs ``fn`` itself.
     executor: how the program runs; ``explain()`` names the choice of "auto" and its reason.
-        "auto": "native", unless the library does not support the function, balances a missed budget worse, or lacks what it
-        needs on a GPU (docs/use/gpu.md); and unless PyTorch multiplies fp32 tensors of the function in TF32.
+        "auto": "native", unless the library does not support the function, or lacks what it needs on a GPU
+        (docs/use/gpu.md); and unless PyTorch multiplies fp32 tensors of the function in TF32. "python" too where it alone
+        meets the budget, or misses it with a better balance of memory and time.
         "python": generated PyTorch.
         "native": the library runs the program with its head engine, in one tensor of PyTorch's allocator. It uses the
         current stream of a GPU (requirements: docs/use/gpu.md), or torch.get_num_threads() threads of the CPU. Its results

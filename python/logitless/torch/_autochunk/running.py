@@ -46,10 +46,13 @@ def _backward(ctx, cotangent):
     dim, size = ctx.dim, x.shape[ctx.dim]
     if size < 2:
         return cotangent, None
-    one = torch.ones_like(x.narrow(dim, 0, 1))
-    after = torch.cat((x.narrow(dim, 1, size - 1), one), dim)
-    before = torch.cat((one, made.narrow(dim, 0, size - 1)), dim)
-    return torch.ops.logitless.recurrence(after, cotangent, dim) * before, None
+    before = torch.cat((torch.ones_like(x.narrow(dim, 0, 1)), made.narrow(dim, 0, size - 1)), dim)
+    return torch.ops.logitless.recurrence(_next(x, dim, 1), cotangent, dim) * before, None
+
+
+def _next(x, dim, last):
+    """Returns the element behind each one along a dimension, and a number behind the last."""
+    return torch.cat((x.narrow(dim, 1, x.shape[dim] - 1), torch.full_like(x.narrow(dim, 0, 1), last)), dim)
 
 
 torch.library.register_autograd("logitless::cumprod", _backward, setup_context=_setup)
@@ -63,12 +66,11 @@ def _setup_of_recurrence(ctx, inputs, output):
 def _backward_of_recurrence(ctx, cotangent):
     """The gradient of b is a recurrence from the first element on: d[k] = a[k - 1] d[k - 1] + cotangent[k]."""
     a, made = ctx.saved_tensors
-    dim, size = ctx.dim, a.shape[ctx.dim]
-    one = torch.ones_like(a.narrow(dim, 0, min(size, 1)))
-    factors = torch.cat((a.flip(dim).narrow(dim, min(size, 1), max(size - 1, 0)), one), dim)
-    d = torch.ops.logitless.recurrence(factors, cotangent.flip(dim), dim).flip(dim)
-    after = torch.cat((made.narrow(dim, min(size, 1), max(size - 1, 0)), torch.zeros_like(one)), dim)
-    return d * after, d, None
+    dim = ctx.dim
+    if a.shape[dim] < 2:
+        return torch.zeros_like(a), cotangent, None
+    d = torch.ops.logitless.recurrence(_next(a.flip(dim), dim, 1), cotangent.flip(dim), dim).flip(dim)
+    return d * _next(made, dim, 0), d, None
 
 
 torch.library.register_autograd("logitless::recurrence", _backward_of_recurrence, setup_context=_setup_of_recurrence)

@@ -1,20 +1,10 @@
 #include "compiler/exec/cuda/group_values.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "core/check.h"
 
 namespace logitless::ir {
-
-bool takes_long(Function function) {
-  constexpr Function kLong[] = {
-      Function::exp,  Function::log,    Function::log1p,   Function::expm1,   Function::tanh,
-      Function::erf,  Function::erfc,   Function::sigmoid, Function::sin,     Function::cos,
-      Function::atan, Function::pow,    Function::lgamma,  Function::digamma, Function::trigamma,
-      Function::fmod, Function::random, Function::uniform};
-  return std::find(std::begin(kLong), std::end(kLong), function) != std::end(kLong);
-}
 
 int GroupValues::number_of(std::string_view type, const std::string& text,
                            const std::vector<int>& operands, bool costly) {

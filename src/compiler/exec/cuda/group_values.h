@@ -12,9 +12,6 @@
 
 namespace logitless::ir {
 
-// Returns whether a function takes as long as an exponential.
-bool takes_long(Function function);
-
 class GroupValues {
  public:
   // Returns the number of a value by its type and expression, whose operands are other values by

@@ -13,6 +13,7 @@
 #include "compiler/exec/cuda/loop_text.h"
 #include "compiler/exec/cuda/stage_reads.h"
 #include "compiler/exec/cuda/step_text.h"
+#include "compiler/plan/cost.h"
 #include "compiler/plan/group_rows.h"
 
 namespace logitless::ir {
@@ -225,7 +226,8 @@ class GroupText {
         if (r >= 0 && values[static_cast<std::size_t>(r)] >= 0)
           operands.push_back(values[static_cast<std::size_t>(r)]);
       }
-      const bool costly = step.kind == Pointwise::Step::Kind::function && takes_long(step.function);
+      const bool costly = step.kind == Pointwise::Step::Kind::function &&
+                          (is_slow(step.function) || is_random(step.function));
       keep(leaves + i, values_.number_of(text.type(static_cast<int>(leaves + i)), text.step(i),
                                          operands, costly));
     }
