@@ -133,6 +133,12 @@ class CompileTest(unittest.TestCase):
         self.assertNotRegex(text, r"\b(dot|mul|add|cast|tanh)\.\d+\b")  # names, not numbers
         self.assertIn("training step with AdamW: 474.", text)
 
+    def test_a_budget_that_only_the_head_engine_misses(self):
+        """The engine's weight in bf16 is not in the memory of its gradient, where that of a plain product is."""
+        model = ["--model", "gpt2", "--batch", "1", "--length", "64"]
+        self.assertRegex(self.good(*model, "--budget", "400KiB", "--strict"), r"arena: [\d.]+ KiB, no loops \(budget 400.0 KiB, met\)")
+        self.assertIn("with the head engine (budget 80.0 MiB, met)", self.good(*model, "--budget", "80MiB"))
+
     def test_a_gpu_need_not_be_there(self):
         model = ["--model", "gpt2", "--batch", "4", "--length", "256", "--device", "cuda"]
         text = self.good(*model)

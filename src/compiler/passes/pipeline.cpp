@@ -11,6 +11,7 @@
 #include "compiler/passes/passes.h"
 #include "compiler/plan/cost.h"
 #include "compiler/plan/lower.h"
+#include "compiler/recompute_within.h"
 
 namespace logitless::ir {
 namespace {
@@ -96,6 +97,16 @@ void choose(Compilation& c) {
   const ChunkRequest request{c.target, c.budget, c.budget_with_scratch, c.explore, c.chunks,
                              c.added,  &c.bodies};
   ChunkChoice choice = choose_within(c.graph, request);
+  // Without the head engine, the weight in another dtype may lie in its gradient's memory.
+  const bool has_heads = std::any_of(c.graph.nodes().begin(), c.graph.nodes().end(),
+                                     [](const Node& n) { return n.op == Op::head; });
+  if (has_heads && c.budget > 0 && bytes_of(choice.program, request) > c.budget) {
+    ChunkChoice other = choose_within(c.unchunked_graph, request);
+    if (is_better(other.program, choice.program, c)) {
+      choice = std::move(other);
+      c.graph = c.unchunked_graph;
+    }
+  }
   // Refined rows, as sequences or pairs of them, may allow other chunks. They may also be faster
   // with loops that are settled already, which a budget asks for.
   const Value product = largest_product(c.graph);

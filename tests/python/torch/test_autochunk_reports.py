@@ -124,6 +124,20 @@ def test_explain_begins_with_what_the_function_takes(executor, gradients):
     assert float(said[5]) == pytest.approx(100 * (1 - after / size(said[1], said[2])), abs=0.5)
 
 
+def test_gradients_of_two_readers_are_added_in_place():
+    """A value that two operations read takes two gradients, and no third matrix for their sum."""
+    from logitless.torch._peak import peak_of
+
+    def of_topk(h, w, y):
+        z = h @ w.T
+        return (z.topk(5, -1).values.logsumexp(-1) - z.gather(1, y[:, None])[:, 0]).mean()
+
+    args = arguments()
+    took, _ = peak_of(lambda: torch.autograd.grad(of_topk(*args[:3]), args[:2]))
+    said = re.search(r"the function itself takes ([\d.]+) (\w+)", autochunk(of_topk, executor="python").explain(*args[:3]))
+    assert size(said[1], said[2]) == pytest.approx(took, rel=0.1)
+
+
 @pytest.mark.parametrize("budget", [None, "512KiB" if DEVICE == "cpu" else "2MiB"])
 def test_what_does_not_matter_is_left_out(budget):
     """Rows of 1 KiB and logits of the head engine, which takes bf16 on a GPU, are not reported as failures."""

@@ -81,6 +81,14 @@ _HELD = {
     ),
 }
 
+# Operations of autograd's own, and those that write their first argument.
+_IN_PLACE = {
+    torch.ops.aten.add.Tensor: torch.ops.aten.add_.Tensor,
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+}
+
 _SOFTMAXES = {f"aten::{name}" for name in ("softmax", "_softmax", "log_softmax", "_log_softmax")}
 
 
@@ -94,7 +102,7 @@ class Recorder(TorchDispatchMode):
         self.events: list[tuple[int, int]] = []  # (number of an allocation, bytes; negative for a free)
         self.largest = 0  # bytes of the largest allocation
         self._known = {self._key(t) for t in known}
-        self._live: dict[int, list] = {}  # storage -> [number of the allocation, bytes, tensors]
+        self._live: dict[int, list] = {}  # storage -> [number of the allocation, bytes, tensors, backward node]
         self._refs: dict = {}  # by id: weak references compare equal if their referents do
         self._count = 0
 
@@ -103,10 +111,11 @@ class Recorder(TorchDispatchMode):
         return tensor.untyped_storage()._cdata
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        func = self._in_place(func, args) or func
         meta = _META.get(func) if any(isinstance(x, torch.Tensor) and x.is_meta for x in args) else None
         made = func(*args, **(kwargs or {})) if meta is None else meta(*args, **(kwargs or {}))
         for tensor in pytree.tree_leaves(made):
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and not (self._key(tensor) in self._live and any(tensor is a for a in args)):
                 self._see(tensor)
         if func._schema.name in _SOFTMAXES and not args[0].is_contiguous():  # they copy strided tensors
             copies = 2 if "out" in (kwargs or {}) else 1
@@ -114,6 +123,22 @@ class Recorder(TorchDispatchMode):
         if func in _HELD:
             self._temporary(_HELD[func](self._cpu, made, *args))
         return made
+
+    def _in_place(self, func, args):
+        """Returns the operation that autograd would take here, and that writes its first argument, if it is another.
+        Under a dispatch mode, as this one, autograd writes no gradient in place. Elsewhere it does so where nothing else
+        refers to the memory: the gradients of a value that has two readers are added in place."""
+        node = torch._C._current_autograd_node()
+        if node is None or func not in _IN_PLACE or torch.is_grad_enabled():
+            return None
+        entry, number = self._live.get(self._key(args[0])), node._sequence_nr()
+        if entry is None or entry[2] != 1 or entry[1] != _bytes(args[0]):
+            return None
+        if func is not torch.ops.aten.add.Tensor:
+            return _IN_PLACE[func] if entry[3] == number else None
+        first, second = args
+        like = isinstance(second, torch.Tensor) and first.shape == second.shape and first.dtype == second.dtype
+        return _IN_PLACE[func] if like and entry[3] not in (None, number) else None
 
     def _temporary(self, size: int) -> None:
         self._count += 1
@@ -127,7 +152,8 @@ class Recorder(TorchDispatchMode):
         if key not in self._live:
             size = tensor.untyped_storage().nbytes()
             self._count += 1
-            self._live[key] = [self._count, size, 0]
+            node = torch._C._current_autograd_node()
+            self._live[key] = [self._count, size, 0, None if node is None else node._sequence_nr()]
             self.events.append((self._count, size))
             self.largest = max(self.largest, size)
         self._live[key][2] += 1
