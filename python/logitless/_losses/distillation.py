@@ -15,14 +15,14 @@ from typing import Any, NamedTuple, Optional
 
 from .._options import shape_text
 from .head import divisor_of, valid_targets
-from .options import HEAD, HEAD_DOCS, choice, count, flag, head_of, number
+from .options import HEAD, LOGIT_DOCS, LOGITS, choice, count, flag, head_of, number
 
 # Keywords of every divergence, besides the targets.
 DIVERGENCE: dict[str, Any] = dict(
     reduction="mean", normalizer=None, weight_hard_loss=0.0, weight_soft_loss=1.0, teacher_softcap=None,
-    teacher_logit_scale=1.0, teacher_ids=None, executor="native", sharding=None, **HEAD,
+    teacher_logit_scale=1.0, teacher_ids=None, executor="native", sharding=None, **LOGITS,
 )
-TEACHER: dict[str, Any] = {name: HEAD[name] for name in ("softcap", "logit_scale", "temperature", "memory_budget")}
+TEACHER: dict[str, Any] = {name: LOGITS[name] for name in ("softcap", "logit_scale", "temperature", "memory_budget")}
 
 TEXTS = dict(
     arguments="""torch: hidden: [..., D]. weight: [V, D], of the same dtype: float32, bfloat16, float16 or float64.
@@ -52,7 +52,7 @@ TEXTS = dict(
         executor: of autochunk: "native", the library, on a CPU or GPU, or "python", {name}'s operations. Where
             ``backend`` says "portable", {name}'s operations run without autochunk, whatever it is.
         """
-    + HEAD_DOCS.replace(" and cost nothing, except in fp32 on a GPU", "")
+    + LOGIT_DOCS.replace(" and cost nothing, except in fp32 on a GPU", "")
 )
 
 
@@ -344,7 +344,7 @@ def teacher_top_k(xp, chunked, teacher_hidden, teacher_weight, teacher_bias, *, 
     It takes one GEMM, without gradients, a chunk of tokens at a time within ``memory_budget`` (bytes, or text such as
     "512MiB"). softcap, logit_scale, temperature: as in ``jsd_loss``; the log-probabilities include the temperature.
     """
-    found = head_of({**HEAD, **head})
+    found = head_of({**LOGITS, **head})
 
     def run(*teacher):
         given = xp.checked_head("teacher_", *teacher)

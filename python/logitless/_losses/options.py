@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
-from .._options import DEFAULT, by_own_names, plain_number, unexpected
+from .._options import DEFAULT, by_own_names, plain_number, share, unexpected
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class HeadKeywords(TypedDict, total=False):
+class LogitKeywords(TypedDict, total=False):
     """Keywords of every ready-made loss. Logits are softcap(logit_scale * (hidden @ weight.T + bias)) / temperature."""
 
     ignore_index: int
@@ -24,14 +24,27 @@ class HeadKeywords(TypedDict, total=False):
     memory_budget: int | str | None
 
 
-HEAD: dict[str, Any] = dict(
+class HeadKeywords(LogitKeywords, total=False):
+    """Keywords of the losses that call the head."""
+
+    expected_ignored: float
+
+
+LOGITS: dict[str, Any] = dict(
     ignore_index=DEFAULT.ignore_index, softcap=None, logit_scale=1.0, temperature=1.0, memory_budget=None
 )
+HEAD: dict[str, Any] = {**LOGITS, "expected_ignored": DEFAULT.expected_ignored}
 
-HEAD_DOCS = """ignore_index: tokens with this target are ignored and cost nothing, except in fp32 on a GPU.
+LOGIT_DOCS = """ignore_index: tokens with this target are ignored and cost nothing, except in fp32 on a GPU.
         softcap, logit_scale, temperature: logits are ``softcap(logit_scale * (hidden @ weight.T + bias)) /
             temperature``. softcap: a number c for ``c * tanh(logits / c)``, or None.
         memory_budget: bytes, or text such as "512MiB", that a call of the head may take beyond inputs and gradients."""
+HEAD_DOCS = (
+    LOGIT_DOCS
+    + """
+        expected_ignored: the share of the tokens that is expected to be ignored, in [0, 1]: a hint for GPUs, as in
+            ``linear_cross_entropy``. Results differ by the order of sums alone. 0 with a sharded vocabulary."""
+)
 
 # Without a budget, a divergence takes the plan of least memory among those that recompute nothing. Its predicted time
 # may exceed the fastest plan's by this fraction: GEMMs over half as many tokens lose little throughput, and the logits
@@ -47,6 +60,7 @@ class Head(NamedTuple):
     logit_scale: float
     memory_budget: int | str | None
     temperature: Any = None  # an array [...]
+    expected_ignored: float = DEFAULT.expected_ignored
 
 
 class Framework(NamedTuple):
@@ -203,5 +217,5 @@ def head_of(given: Mapping[str, Any], xp: Any = None) -> Head:
         raise ValueError("logit_scale: expected a finite number that is not 0, got 0.0")
     return Head(
         ignore_index, None if softcap is None else softcap / temperature, scale / temperature, given["memory_budget"],
-        each,
+        each, share("expected_ignored", given.get("expected_ignored", DEFAULT.expected_ignored)),
     )

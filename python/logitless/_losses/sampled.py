@@ -55,6 +55,7 @@ def _given_counts(xp, sampled_log_counts, target_log_counts, samples: int, lead:
 def sampled_softmax_loss(
     xp, hidden, weight, target, bias, *, num_sampled, sampler, seed, sampled_ids, sampled_log_counts, target_log_counts,
     remove_accidental_hits, token_weight, reduction, normalizer, ignore_index, logit_scale, memory_budget,
+    expected_ignored,
 ):
     """Sampled softmax (Jean et al. 2015; TensorFlow's ``sampled_softmax_loss``): the cross entropy of each target among
     itself and negatives that the batch shares. From each logit the logarithm of its expected count is subtracted, so that
@@ -77,6 +78,7 @@ def sampled_softmax_loss(
         normalizer: "mean" divides by this positive number, or {array} of one element, instead.
         logit_scale: above 0, the factor of ``hidden @ weight.T + bias``.
         memory_budget: bytes, or text such as "512MiB", that a call of the head may take beyond inputs and gradients.
+        expected_ignored: as in ``linear_cross_entropy``.
 
     Returns the loss, float32{exact}.
 
@@ -87,7 +89,8 @@ def sampled_softmax_loss(
     Raises:
         ValueError, TypeError: the message names the argument, the expected value and the given one.
     """
-    head = head_of({**HEAD, "ignore_index": ignore_index, "memory_budget": memory_budget})
+    options = dict(ignore_index=ignore_index, memory_budget=memory_budget, expected_ignored=expected_ignored)
+    head = head_of({**HEAD, **options})
     scale = number("logit_scale", logit_scale, above=0.0)
     choice("sampler", sampler, SAMPLERS)
     lead = tuple(xp.array("hidden", hidden).shape[:-1])

@@ -420,6 +420,7 @@ def weighted_loss(
     given = prepare("multi_token_loss", _arguments.Arguments(
         hidden, weight, targets, bias, reduction="sum", ignore_index=head.ignore_index, softcap=head.softcap,
         logit_scale=head.logit_scale, weights=weights_of(more), memory_budget=head.memory_budget,
+        expected_ignored=head.expected_ignored,
         terms={name: value for name, value in more.items() if name not in WEIGHTS},
     ))
     axes = axes_of(*[a for a in (*given.inputs.values(), *given.fixed.values()) if a is not None])

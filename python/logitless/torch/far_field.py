@@ -26,7 +26,7 @@ from ._backend import backend, is_native
 from .run import EAGER, HIDDEN
 
 # Options of linear_cross_entropy that a far-field step does not support.
-_REFUSED = ("accuracy", "return_lse", "return_argmax", "return_target_logits", "memory_budget", "temperature")
+_REFUSED = ("accuracy", "return_lse", "return_argmax", "return_target_logits", "memory_budget", "temperature", "expected_ignored")
 _in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 

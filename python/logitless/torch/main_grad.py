@@ -26,6 +26,7 @@ def token_losses(
     return_argmax: bool,
     sharding: Optional[Sharding],
     memory_budget: int | str | None,
+    expected_ignored: float = 0.0,
 ) -> Any:
     """Computes ``linear_cross_entropy`` with reduction "none". Each backward adds weight's gradient, before it is
     rounded, to ``main_grad.tensor``. Autograd gets the result of ``main_grad.added()`` instead.
@@ -47,6 +48,7 @@ def token_losses(
     arguments = named(
         hidden=hidden, weight=weight, target=target, bias=bias, reduction="none", ignore_index=ignore_index,
         logit_scale=logit_scale, return_argmax=return_argmax, sharding=sharding, memory_budget=memory_budget,
+        expected_ignored=expected_ignored,
     )
     spread = spread_of(arguments)
     return raise_on_all_ranks(spread.group, lambda: call.cross_entropy(arguments, spread, main_grad=main_grad))

@@ -124,7 +124,13 @@ def test_patch(monkeypatch):
     (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
     exec(compile(code, page.name, "exec"), {})
     for made in (m.vocab_tiling_nnx_loss for m in modules):
-        assert made.func is recipe.vocab_tiling_nnx_loss and made.keywords == {"memory_budget": "1GiB", "sharding": None}
+        assert made.func is recipe.vocab_tiling_nnx_loss and made.keywords == {
+            "memory_budget": "1GiB", "sharding": None, "expected_ignored": 0.0,
+        }
+    with pytest.raises(ValueError, match="expected_ignored: expected a number in"):
+        recipe.patch(expected_ignored=2)
+    recipe.patch(expected_ignored=0.25)
+    assert modules[0].vocab_tiling_nnx_loss.keywords["expected_ignored"] == 0.25
     recipe.unpatch()
     assert all(m.vocab_tiling_nnx_loss is own for m in modules)
     del modules[0].vocab_tiling_nnx_loss

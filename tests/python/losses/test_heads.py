@@ -2,10 +2,14 @@
 ids that a sampler kept, a temperature for each token."""
 
 import importlib
+import inspect
 
 import numpy as np
 import pytest
-from loss_frameworks import B, BIAS, HIDDEN, RNG, T, TARGETS, V, VALID, WEIGHT, error, normal
+from expecting import expected_shares
+from loss_frameworks import (
+    ADVANTAGES, B, BIAS, HIDDEN, REF_HIDDEN, REF_WEIGHT, RNG, T, TARGETS, V, VALID, WEIGHT, error, normal,
+)
 
 TOKENS = 2 * B * T
 CAPPED = dict(softcap=4.0, logit_scale=0.7)
@@ -373,3 +377,89 @@ def test_bad_temperatures_are_named(f, message, change):
     with pytest.raises((TypeError, ValueError, NotImplementedError)) as raised:
         head(f).linear_cross_entropy(**given)
     assert message in str(raised.value).replace(" or []", " or []")
+
+
+# --- The share of ignored tokens, a hint.
+
+TOP = RNG(101).integers(0, V, (2 * B, T, 3)).astype(np.int32)
+SCORES = -np.abs(normal(2 * B, T, 3, seed=102)) - 2.0
+
+
+def _policies(*names):
+    return {f"{name}_loss": lambda f, x, w, name=name, **o: getattr(f.losses, f"{name}_loss")(
+        x, w, f.targets, f.single(ADVANTAGES), **o)[0] for name in names}
+
+
+def _pairs(*names, **given):
+    return {f"{name}_loss": lambda f, x, w, name=name, **o: getattr(f.losses, f"{name}_loss")(x, w, f.targets, **given, **o)[0]
+            for name in names}
+
+
+def _top_k(f, x, w, **options):
+    return f.losses.top_k_loss(x, w, f.losses.TopK(f.array(TOP), f.single(SCORES)), **{f.target: f.targets}, **options)
+
+
+def _of_teacher(f, x, w, **options):
+    teacher = f.single(REF_HIDDEN), f.single(REF_WEIGHT)
+    return f.losses.student_top_k_loss(x, w, *teacher, k=3, **{f.target: f.targets}, **options)
+
+
+# Every function with the argument, by its name: its sum for float32 hidden and weight.
+EXPECTING = {
+    "linear_cross_entropy": lambda f, x, w, **o: head(f).linear_cross_entropy(x, w, f.targets, **o),
+    "linear_logprobs": lambda f, x, w, **o: sum(a.sum() for a in head(f).linear_logprobs(x, w, f.targets, **o)),
+    "selective_log_softmax": lambda f, x, w, **o: f.losses.selective_log_softmax(x, w, f.targets, **o).sum(),
+    **_policies("grpo", "dr_grpo", "dapo", "gspo", "bnpo", "luspo", "gmpo", "cispo", "sapo", "vespo", "ppo"),
+    **_pairs("orpo", "cpo", "simpo"),
+    "dpo_loss": lambda f, x, w, **o: f.losses.dpo_loss(
+        x, w, f.targets, ref_hidden=f.single(REF_HIDDEN), ref_weight=f.single(REF_WEIGHT), **o)[0],
+    "ipo_loss": lambda f, x, w, **o: f.losses.ipo_loss(
+        x, w, f.targets, ref_hidden=f.single(REF_HIDDEN), ref_weight=f.single(REF_WEIGHT), **o)[0],
+    "kto_kl": lambda f, x, w, **o: f.losses.kto_kl(x, w, f.targets, ref_logps=f.single(np.zeros(2 * B)), **o),
+    "kto_loss": lambda f, x, w, **o: f.losses.kto_loss(
+        x, w, f.targets, f.array(np.arange(2 * B) % 2 == 0), ref_logps=f.single(np.zeros(2 * B)), kl=0.1, **o)[0],
+    "multi_token_loss": lambda f, x, w, **o: f.losses.multi_token_loss(x, w, f.targets, shifts=(1, 2), **o)[0],
+    "sampled_softmax_loss": lambda f, x, w, **o: f.losses.sampled_softmax_loss(
+        x, w, f.targets, sampled_ids=f.array(np.arange(7, dtype=np.int32)), **o),
+    "top_k_loss": _top_k,
+    "student_top_k_loss": _of_teacher,
+}
+ELSEWHERE = {"lazy_head"}  # tested in its tests
+
+
+def _with_argument(f):
+    modules = head(f), f.losses
+    functions = {name: getattr(module, name) for module in modules for name in module.__all__}
+    return {name for name, function in functions.items() if inspect.isfunction(function) and
+            "expected_ignored" in inspect.signature(function).parameters}
+
+
+@pytest.mark.parametrize("name", EXPECTING)
+def test_the_share_of_ignored_tokens_arrives(f, name, monkeypatch):
+    """Every plan of the call has it, and on a CPU no bit depends on it."""
+    assert (_with_argument(f) | {"linear_cross_entropy"}) - ELSEWHERE == set(EXPECTING)
+    engine = "._ffi" if hasattr(f, "jax") else "._engine"
+    seen = expected_shares(monkeypatch, importlib.import_module(head(f).__name__ + engine))
+    share = (1 + list(EXPECTING).index(name)) / 64  # a value that no other call has planned with
+
+    given = [f.single(a) for a in (HIDDEN, WEIGHT)]
+
+    def step(**options):
+        def call(x, w):
+            return EXPECTING[name](f, x, w, **options)
+
+        if hasattr(f, "jax"):
+            value, gradients = f.jax.value_and_grad(call, (0, 1))(*given)
+        else:
+            leaves = [a.clone().requires_grad_() for a in given]
+            value = call(*leaves)
+            gradients = f.xp.autograd.grad(value, leaves) if value.requires_grad else ()
+        return [f.numpy(a) for a in (value, *gradients)]
+
+    plain = step()
+    seen.clear()
+    hinted = step(expected_ignored=share)
+    assert seen and set(seen) == {share}
+    assert all((one == other).all() for one, other in zip(plain, hinted, strict=True))
+    with pytest.raises(ValueError, match=r"expected_ignored: expected a number in \[0, 1\], got 1.5"):
+        EXPECTING[name](f, *given, expected_ignored=1.5)

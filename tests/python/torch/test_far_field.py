@@ -303,6 +303,7 @@ def test_errors_are_named():
     for error, match, options in (
         (NotImplementedError, "reduction: .* got 'none'", dict(reduction="none")),
         (NotImplementedError, "return_lse: is no option", dict(return_lse=True)),
+        (NotImplementedError, "expected_ignored: is no option", dict(expected_ignored=0.5)),
         (NotImplementedError, "memory_budget: .* give it to FarFieldHead", dict(memory_budget="1MiB")),
         (TypeError, "unexpected keyword argument 'far'", dict(far=1)),
     ):

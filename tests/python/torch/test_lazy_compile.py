@@ -4,7 +4,8 @@ leaves."""
 import pytest
 import torch
 import torch.nn.functional as F
-from logitless.torch import lazy_head
+from expecting import expected_shares
+from logitless.torch import _engine, lazy_head
 from torch._dynamo.backends.common import aot_autograd
 
 V = 300
@@ -78,7 +79,7 @@ def test_exported(strict):
         assert torch.allclose(a, b, atol=1e-6)
 
 
-def test_a_compiled_language_model():
+def test_a_compiled_language_model(monkeypatch):
     transformers = pytest.importorskip("transformers")
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -87,8 +88,10 @@ def test_a_compiled_language_model():
         max_position_embeddings=64, use_cache=False,
     ))
     wanted = model(input_ids=IDS, labels=IDS)
-    lazy_head(model)
+    lazy_head(model, expected_ignored=0.28125)
+    seen = expected_shares(monkeypatch, _engine)
     found = torch.compile(model, fullgraph=True, backend="aot_eager")(input_ids=IDS, labels=IDS)
     found.loss.backward()
     assert torch.allclose(found.loss, wanted.loss, rtol=1e-5) and torch.allclose(found.logits, wanted.logits, atol=1e-5)
+    assert set(seen) == {0.28125}
     assert torch.export.export(model, (), dict(input_ids=IDS, labels=IDS)) is not None

@@ -10,7 +10,8 @@ import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from logitless.torch import FarFieldHead, LazyHeadWarning, LazyLogits, lazy_head, unpatch
+from expecting import expected_shares
+from logitless.torch import FarFieldHead, LazyHeadWarning, LazyLogits, _engine, lazy_head, unpatch
 from test_lazy import no_logits
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -210,6 +211,26 @@ def test_the_far_field_goes_with_the_head():
     put_unseen(model, new_head(V + 9))
     step(model)
     assert model.lm_head.far_field is far and far.explain()
+
+
+def test_the_share_of_ignored_tokens_goes_with_the_head(monkeypatch):
+    found, seen = step(lazy_head(Model())), expected_shares(monkeypatch, _engine)
+    model = lazy_head(Model(), expected_ignored=0.265625)
+    loss, gradients = step(model)
+    assert torch.equal(loss, found[0]) and all(torch.equal(g, found[1][name]) for name, g in gradients.items())
+    lazy_head(model)  # keeps it
+    model.lm_head = new_head(V + 7)
+    put_unseen(model, new_head(V + 9))
+    step(model)
+    assert model.lm_head.expected_ignored == 0.265625 and seen == [0.265625] * 2
+    lazy_head(model, expected_ignored=0.28125)
+    step(model)
+    assert seen[2:] == [0.28125]
+    with pytest.raises(ValueError, match=r"expected_ignored: expected a number in \[0, 1\], got 2"):
+        lazy_head(model, expected_ignored=2)
+    with pytest.raises(ValueError, match=r"expected_ignored: expected 0 beside a far_field, got 0.28125"):
+        lazy_head(model, 0.05)
+    assert "expected_ignored" not in unpatch(model).lm_head.__dict__
 
 
 def test_resized_embeddings():

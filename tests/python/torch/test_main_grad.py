@@ -5,7 +5,8 @@ import os
 
 import pytest
 import torch
-from logitless.torch import linear_cross_entropy
+from expecting import expected_shares
+from logitless.torch import _engine, linear_cross_entropy
 from logitless.torch._peak import peak_of
 from logitless.torch.main_grad import MainGrad, token_losses
 
@@ -50,6 +51,16 @@ def test_sum_of_microbatches(dtype, number):
         assert oracle.error(bias.grad, b.grad) <= oracle.GRADIENT[dtype]
     coarser = max((dtype, number), key=lambda d: torch.finfo(d).eps)
     assert oracle.error(tensor, wanted) <= oracle.GRADIENT[coarser] and oracle.error(before, wanted) > 0.5
+
+
+def test_the_share_of_ignored_tokens_arrives(monkeypatch):
+    seen = expected_shares(monkeypatch, _engine)
+    hidden, weight, target, bias, upstream = made(torch.float32)
+    sums = []
+    for options in ({}, dict(expected_ignored=0.296875)):
+        sums.append(torch.zeros(V, D))
+        losses(hidden, weight, target, bias, sums[-1], **options).backward(upstream)
+    assert seen[-1] == 0.296875 and torch.equal(*sums)
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])

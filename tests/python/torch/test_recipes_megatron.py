@@ -33,7 +33,7 @@ def test_unpatching_keeps_what_was_mixed_in_later(monkeypatch):
 
     model = Model()
     monkeypatch.setattr(megatron, "_models", lambda model: [model])
-    model._logitless_budget = None
+    model._logitless_options = {}
     megatron._mix(model, megatron._Model)
     megatron._mix(model.output_layer, megatron._Output)
     for module in (model, model.output_layer):

@@ -4,6 +4,8 @@ import types
 
 import pytest
 import torch
+from expecting import expected_shares
+from logitless.torch import _engine
 from recipes.models import Made, snippet, under_fsdp
 
 loss = pytest.importorskip("torchtitan.components.loss", exc_type=ImportError)
@@ -23,15 +25,16 @@ def step(wrapper):
 
 
 @pytest.mark.parametrize("chunks", [1, 4])
-def test_lazy_loss(chunks):
+def test_lazy_loss(chunks, monkeypatch):
     from logitless.torch.integrations.torchtitan import LazyLoss
 
     expected, *wanted = step(loss.ChunkedLossWrapper.Config(num_chunks=4).build())
+    seen = expected_shares(monkeypatch, _engine)
     with Made() as made:
-        wrapper = LazyLoss.Config(num_chunks=chunks).build()
+        wrapper = LazyLoss.Config(num_chunks=chunks, expected_ignored=0.25).build()
         assert type(wrapper) is LazyLoss and isinstance(wrapper, loss.ChunkedLossWrapper)  # the trainer asks for it
         found, *gradients = step(wrapper)
-    assert made.count == 0 and made.calls == 2 * chunks and found == pytest.approx(expected, rel=1e-6)
+    assert set(seen) == {0.25} and made.count == 0 and made.calls == 2 * chunks and found == pytest.approx(expected, rel=1e-6)
     for got, want in zip(gradients, wanted):
         assert (got - want).norm() < 1e-5 * want.norm()
 

@@ -68,6 +68,8 @@ def test_loss(tied):
         loss.set_model_output(made)
     with pytest.raises(ValueError, match="memory_budget"):
         LinearCrossEntropyLoss(memory_budget=0)
+    with pytest.raises(ValueError, match="expected_ignored"):
+        LinearCrossEntropyLoss(expected_ignored=2)
 
 
 def test_fsdp():

@@ -4,6 +4,8 @@ import os
 
 import pytest
 import torch
+from expecting import expected_shares
+from logitless.torch import _engine
 from logitless.torch.integrations import unsloth as recipe
 from recipes.models import snippet
 
@@ -33,11 +35,15 @@ def agree(found, expected):
         assert (got - want).norm() <= 2e-5 * want.norm()
 
 
-def test_formula():
+def test_formula(monkeypatch):
     def formula(trainer, hidden, weight, bias, labels, mask):
         return torch.nn.functional.cross_entropy((hidden @ weight.T)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
     agree(step(recipe.unsloth_fused_ce_loss), step(formula))
+    seen = expected_shares(monkeypatch, _engine)
+    monkeypatch.setattr(recipe, "_options", dict(expected_ignored=0.3125))  # of patch
+    agree(step(recipe.unsloth_fused_ce_loss), step(formula))
+    assert seen == [0.3125]
     labels = torch.full((1, 4), -100)
     assert recipe.unsloth_fused_ce_loss(None, torch.randn(1, 4, 16), torch.randn(VOCAB, 16), None, labels) == 0
 
@@ -62,6 +68,8 @@ def test_patch(zoo, monkeypatch):
     own = zoo.unsloth_fused_ce_loss
     with pytest.raises(ValueError, match="memory_budget"):
         recipe.patch(memory_budget=0)
+    with pytest.raises(ValueError, match="expected_ignored"):
+        recipe.patch(expected_ignored=2)
     snippet("unsloth.md")
     assert recipe.patched() and zoo.unsloth_fused_ce_loss is adapter.unsloth_fused_ce_loss is recipe.unsloth_fused_ce_loss
     head, hidden, labels = torch.nn.Linear(16, VOCAB), torch.randn(1, 9, 16), torch.randint(0, VOCAB, (1, 9))

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 
 from ..._library import parse_bytes
+from ..._options import share
 from ..loss import linear_cross_entropy
 from ..sharding import Sharding
 
@@ -28,14 +29,14 @@ _replaced: dict[str, Any] = {}
 
 def vocab_tiling_nnx_loss(
     model: Any, hidden_states: jax.Array, data: Mapping[str, jax.Array], config: Any, is_train: bool,
-    *, memory_budget: int | str | None = None, sharding: Sharding | None = None,
+    *, memory_budget: int | str | None = None, sharding: Sharding | None = None, expected_ignored: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (sum over tokens of cross entropy + z_loss_multiplier lse^2, the sum of the z-loss terms), float32. The
     first has gradients by the model's parameters and hidden_states.
 
     hidden_states: [B, T, D] before the final norm.
     data: "targets" [B, T] and "targets_segmentation" [B, T], which is 0 for ignored tokens.
-    memory_budget, sharding: as in ``linear_cross_entropy``.
+    memory_budget, sharding, expected_ignored: as in ``linear_cross_entropy``.
     model, config: MaxText's. The head is ``logits_via_embedding`` or ``logits_dense``, with MaxText's softcap, scale
         and dtypes. Sums of logits are float32 whatever ``cast_logits_to_fp32`` says.
 
@@ -53,7 +54,8 @@ def vocab_tiling_nnx_loss(
     multiplier = float(config.z_loss_multiplier)
     loss, lse = linear_cross_entropy(
         states.astype(dtype), weight.astype(dtype), targets, bias, reduction="sum", ignore_index=_IGNORED,
-        z_loss=multiplier, return_lse=True, memory_budget=memory_budget, sharding=sharding, **head,
+        z_loss=multiplier, return_lse=True, memory_budget=memory_budget, sharding=sharding,
+        expected_ignored=expected_ignored, **head,
     )
     squares = jnp.where(targets != _IGNORED, jax.lax.stop_gradient(lse) ** 2, 0.0)
     return loss, multiplier * squares.sum()
@@ -75,11 +77,13 @@ def _head(model: Any, config: Any) -> tuple[jax.Array, jax.Array | None, Any, di
     return dense.kernel[...].T, None if bias is None else bias[...], dense.dtype, {}
 
 
-def patch(memory_budget: int | str | None = None, sharding: Sharding | None = None) -> None:
+def patch(
+    memory_budget: int | str | None = None, sharding: Sharding | None = None, *, expected_ignored: float = 0.0
+) -> None:
     """Makes MaxText's trainer use the library's loss wherever ``num_vocab_tiling`` is above 1; ``unpatch()`` restores
     it. Steps that are already compiled do not change.
 
-    memory_budget: of a call, as in ``linear_cross_entropy``.
+    memory_budget, expected_ignored: of a call, as in ``linear_cross_entropy``.
     sharding: how tokens and vocabulary are sharded over the model's mesh; not needed on one device.
 
     Raises ImportError without MaxText, and NotImplementedError for a version without that function.
@@ -89,7 +93,10 @@ def patch(memory_budget: int | str | None = None, sharding: Sharding | None = No
     for module in modules:
         if not hasattr(module, _NAME):
             raise NotImplementedError(f"maxtext: expected {_NAME} in {module.__name__}, as 0.2.5 has it")
-    made = functools.partial(vocab_tiling_nnx_loss, memory_budget=memory_budget, sharding=sharding)
+    made = functools.partial(
+        vocab_tiling_nnx_loss, memory_budget=memory_budget, sharding=sharding,
+        expected_ignored=share("expected_ignored", expected_ignored),
+    )
     for module in modules:
         _replaced.setdefault(module.__name__, getattr(module, _NAME))
         setattr(module, _NAME, made)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ..._losses import distillation as shared
-from ..._losses.options import HEAD, HeadKeywords, ready
+from ..._losses.options import HEAD, HeadKeywords, LogitKeywords, ready
 from .. import _xp as xp
 from . import _sharded
 from ._formulas import FORMULAS, chunked
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DIVERGENCE: dict[str, Any] = dict(targets=None, **shared.DIVERGENCE)
 
 
-class DivergenceKeywords(HeadKeywords, total=False):
+class DivergenceKeywords(LogitKeywords, total=False):
     targets: ArrayLike | None
     reduction: str
     normalizer: ArrayLike | None
@@ -170,7 +170,7 @@ def explain_divergence(
 @ready(xp, shared, shared.TEACHER, TopK, chunked=chunked)
 def teacher_top_k(
     teacher_hidden: ArrayLike, teacher_weight: ArrayLike, teacher_bias: ArrayLike | None = None,
-    *, k: int, **head: Unpack[HeadKeywords],
+    *, k: int, **head: Unpack[LogitKeywords],
 ) -> TopK:
     """Returns the k token ids with a teacher's largest logits at each position, and their log-probabilities."""
 

@@ -18,5 +18,6 @@ def sampled_softmax_loss(
     target_log_counts: ArrayLike | None = None, remove_accidental_hits: bool = True,
     token_weight: ArrayLike | None = None, reduction: str = "mean", normalizer: float | ArrayLike | None = None,
     ignore_index: int = -100, logit_scale: float = 1.0, memory_budget: int | str | None = None,
+    expected_ignored: float = 0.0,
 ) -> jax.Array:
     """Sampled softmax (Jean et al. 2015)."""

@@ -39,12 +39,13 @@ class HeadCall:
         module: the head, which provides its weight after its storage is freed; or None.
         shards: the module's weight before it was gathered for the call, if it is a DTensor.
         far: a FarFieldHead of which a loss is one step, or None.
+        expected_ignored: of a loss with token ids.
         same: hidden is replicated over the ranks of a DTensor weight (tensor parallelism), rather than different on
             each.
     """
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor], compute=None, module=None, shards=None,
-                 far=None, same=False):
+                 far=None, same=False, expected_ignored: float = 0.0):
         self.tracks = tuple(
             torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, weight, bias)
         )
@@ -54,7 +55,7 @@ class HeadCall:
         self.weight, self.bias = lasting(weight), lasting(bias)
         self.dtype = compute or hidden.dtype
         self.shape = (*hidden.shape[:-1], weight.shape[0])
-        self._compute, self.far, self.same = compute, far, same
+        self._compute, self.far, self.same, self.expected_ignored = compute, far, same, expected_ignored
         self._versions = {name: _version(t) for name, t in self._tensors().items()}
         self._module = None if module is None else weakref.ref(module)
         self._shards = None if shards is None else (weakref.ref(shards), shards._version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,9 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def lazy_linear(hidden: Tensor, weight: Tensor, bias=None, *, module=None, shards=None, far=None, same=False) -> Tensor:
+def lazy_linear(
+    hidden: Tensor, weight: Tensor, bias=None, *, module=None, shards=None, far=None, same=False, expected_ignored=0.0
+) -> Tensor:
     """``F.linear(hidden, weight, bias)``, as LazyLogits if possible: floating tensors on a CPU or GPU, plain or with
     DTensor weights."""
     if torch.compiler.is_compiling():
@@ -44,7 +47,8 @@ def lazy_linear(hidden: Tensor, weight: Tensor, bias=None, *, module=None, shard
     like = _like(hidden, weight, bias, compute)
     flat = like._base is not None  # two-dimensional, returned as a view
     rows = hidden.reshape(-1, hidden.shape[-1]) if flat else hidden
-    logits = Head.apply(rows, weight, bias, HeadCall(rows, weight, bias, compute, module, shards, far, same))
+    head = HeadCall(rows, weight, bias, compute, module, shards, far, same, expected_ignored)
+    logits = Head.apply(rows, weight, bias, head)
     return logits.view(like.shape) if flat else logits
 
 
@@ -99,7 +103,7 @@ class LazyLinear(nn.Linear):
             if self._own:
                 return _plain_class(type(self)).forward(self, input)
             if torch.compiler.is_dynamo_compiling() and not _is_exporting() and not _is_dtensor(weight):
-                return traced_logits(input, weight, bias, self._far())
+                return traced_logits(input, weight, bias, self._far(), self._expected())
             return _linear(input, weight, bias)
         self.__dict__["_lazy_called"] = True
         frozen = isinstance(weight, Tensor) and not weight.requires_grad  # torch.fx passes a proxy
@@ -111,10 +115,16 @@ class LazyLinear(nn.Linear):
         if held is not None and not torch.is_autocast_enabled(input.device.type) and bias is not None:
             bias = bias.to(input.dtype)
         weight = weight if held is None else held
-        return lazy_linear(input, weight, bias, module=self, shards=_thread.shards, far=self._far(), same=same)
+        return lazy_linear(
+            input, weight, bias, module=self, shards=_thread.shards, far=self._far(), same=same,
+            expected_ignored=self._expected(),
+        )
 
     def _far(self):
         return self.__dict__.get("far_field") if self.training else None
+
+    def _expected(self) -> float:
+        return self.__dict__.get("expected_ignored", 0.0)
 
     def __reduce_ex__(self, protocol):
         """Pickles by the eager class: pickle cannot find the lazy subclass of a subclass by name."""
@@ -154,10 +164,17 @@ def is_lazy(module: nn.Module) -> bool:
     return isinstance(module, LazyLinear)
 
 
-def make_lazy(layer: nn.Module, far_field: FarFieldHead | None = None) -> None:
-    """Makes a layer lazy if its class supports it. On a lazy layer it only sets far_field."""
-    if far_field is not None:
-        layer.__dict__["far_field"] = far_field  # not a submodule, so the state dict is unchanged
+OPTIONS = "far_field", "expected_ignored"
+
+
+def options_of(layer: nn.Module) -> dict[str, Any]:
+    """Returns the options of a lazy layer that are set."""
+    return {name: layer.__dict__[name] for name in OPTIONS if name in layer.__dict__}
+
+
+def make_lazy(layer: nn.Module, **options: Any) -> None:
+    """Makes a layer lazy if its class supports it, and sets options. On a lazy layer it only sets options."""
+    layer.__dict__.update(options)  # far_field is not a submodule, so the state dict is unchanged
     if not is_lazy(layer):
         layer.__class__ = lazy_class(type(layer))
         put_aside(layer)
@@ -168,7 +185,8 @@ def make_plain(layer: nn.Module) -> None:
     if is_lazy(layer):
         layer.__class__ = _plain_class(type(layer))
         layer.__dict__.pop("_lazy_called", None)
-        layer.__dict__.pop("far_field", None)
+        for name in OPTIONS:
+            layer.__dict__.pop(name, None)
         put_back(layer)
         _bind(layer)
 

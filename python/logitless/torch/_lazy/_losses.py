@@ -6,6 +6,7 @@ computed for the function.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Callable
 
 import torch
@@ -107,9 +108,11 @@ def _dtype(x: LazyLogits, tiny: Callable) -> torch.dtype:
 
 
 def _loss_of(form: Form, reduction: str, soft: bool = False) -> Callable:
-    """Returns linear_cross_entropy, or the far-field head whose step replaces it."""
-    far = form.parts[0].call.far
-    return linear_cross_entropy if far is None or soft or reduction == "none" else far
+    """Returns linear_cross_entropy with the head's options, or the far-field head whose step replaces it."""
+    call = form.parts[0].call
+    if call.far is not None and not soft and reduction != "none":
+        return call.far
+    return partial(linear_cross_entropy, expected_ignored=call.expected_ignored)
 
 
 def _apply(x: LazyLogits, fused: Callable, plain: Callable, tiny: Callable, dtype=None, keeps=False):

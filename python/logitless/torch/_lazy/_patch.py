@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import nn
@@ -12,9 +12,12 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import quantized
+from ..._options import share
 from ..far_field import FarFieldHead
 from . import _warnings
-from ._linear import LazyLinear, head_of, is_lazy, lazy_class, lazy_linear, linears_in, linears_of, make_lazy, make_plain
+from ._linear import (
+    LazyLinear, head_of, is_lazy, lazy_class, lazy_linear, linears_in, linears_of, make_lazy, make_plain, options_of,
+)
 
 __all__ = ["LazyLinear", "lazy_head", "lazy_linear", "unpatch"]
 
@@ -80,12 +83,12 @@ register_optimizer_step_post_hook(_after_step)
 _WARNED = "_lazy_warned"  # marks a module that replaced a lazy head, once a warning has named it
 
 
-def _follow(model: nn.Module, name: str, new: nn.Module, far_field: Optional[FarFieldHead]) -> None:
-    """Makes a replaced lazy head's successor lazy, or warns."""
+def _follow(model: nn.Module, name: str, new: nn.Module, options: dict[str, Any]) -> None:
+    """Makes a replaced lazy head's successor lazy, or warns. options: of the lazy head."""
     linears = linears_in(new)
     if _convertible(linears):
         for m in linears:
-            make_lazy(m, far_field)
+            make_lazy(m, **options)
         return
     if _WARNED in new.__dict__:
         return
@@ -100,7 +103,7 @@ def _registered(parent: nn.Module, name: str, new) -> None:
     """Handles the registration of every submodule."""
     old = parent._modules.get(name)
     if isinstance(old, LazyLinear) and isinstance(new, nn.Module) and new is not old:
-        _follow(parent, name, new, old.__dict__.get("far_field"))
+        _follow(parent, name, new, options_of(old))
 
 
 register_module_module_registration_hook(_registered)
@@ -110,8 +113,8 @@ class _Follow:
     """A hook that checks before each forward whether the model's head is still lazy. Some code replaces it unnoticed,
     through the dict of modules."""
 
-    def __init__(self, far_field: Optional[FarFieldHead]):
-        self.far_field = far_field
+    def __init__(self, options: dict[str, Any]):
+        self.options = options  # of the lazy head
 
     def __call__(self, module, args):
         if torch.compiler.is_compiling():
@@ -124,7 +127,7 @@ class _Follow:
             return
         linears = [] if is_lazy(head) else linears_of(module)
         if not is_lazy(head) and not (linears and all(is_lazy(m) for m in linears)):
-            _follow(module, "head", head, self.far_field)
+            _follow(module, "head", head, self.options)
 
 
 def _remove_hooks(model: nn.Module, *kinds: type) -> None:
@@ -134,7 +137,9 @@ def _remove_hooks(model: nn.Module, *kinds: type) -> None:
                 del hooks[key]
 
 
-def lazy_head(model: nn.Module, far_field: FarFieldHead | float | None = None) -> nn.Module:
+def lazy_head(
+    model: nn.Module, far_field: FarFieldHead | float | None = None, *, expected_ignored: Optional[float] = None
+) -> nn.Module:
     """Makes the model's loss run without logits; returns the model.
 
     The model's head (``get_output_embeddings()`` or ``lm_head``) is an ``nn.Linear``, or an adapter around one. From
@@ -148,6 +153,10 @@ def lazy_head(model: nn.Module, far_field: FarFieldHead | float | None = None) -
         then one step of it. The head's attribute ``head.far_field`` holds it. Other readers of the logits are exact, as
         are evaluation and losses without gradients. Its state is not in the model's state dict: save
         ``head.far_field.state_dict()`` too.
+
+    expected_ignored: the share of the tokens that a cross entropy of the logits is expected to ignore, in [0, 1]: a hint
+        for GPUs, as in ``linear_cross_entropy``. None: as before, at first 0. The head's attribute
+        ``head.expected_ignored`` holds it. It is 0 beside a far_field and for a head whose vocabulary is sharded.
 
     A frozen quantised head (torchao's weights in an ``nn.Linear``, the layers of bitsandbytes) is dequantised a block of
     the vocabulary at a time. Its hidden states are not quantised.
@@ -164,14 +173,20 @@ def lazy_head(model: nn.Module, far_field: FarFieldHead | float | None = None) -
         far_field = FarFieldHead(far_field)
     if far_field is not None and not isinstance(far_field, FarFieldHead):
         raise TypeError(f"far_field: expected an error in (0, 1), a FarFieldHead or None, got {far_field!r}")
+    options = {} if far_field is None else {"far_field": far_field}
+    if expected_ignored is not None:
+        options["expected_ignored"] = share("expected_ignored", expected_ignored)
+    both = [{**options_of(m), **options} for m in linears]
+    if any(given.get("far_field") is not None and given.get("expected_ignored") for given in both):
+        raise ValueError(f"expected_ignored: expected 0 beside a far_field, got {both[0]['expected_ignored']}")
     if far_field is not None and any(quantized.of(m.weight, torch.float32, m) is not None for m in linears):
         raise NotImplementedError("far_field: a quantised head has none; expected None")
     known = all(is_lazy(m) for m in linears)
     for m in linears:
-        make_lazy(m, far_field)
-    if model is not head_of(model) and (not known or far_field is not None):
+        make_lazy(m, **options)
+    if model is not head_of(model) and (not known or options):
         _remove_hooks(model, _Follow)
-        model.register_forward_pre_hook(_Follow(linears[0].__dict__.get("far_field")))
+        model.register_forward_pre_hook(_Follow(options_of(linears[0])))
     if not known:
         _remove_hooks(model, _Watch)
         model.register_forward_hook(_Watch())

@@ -9,6 +9,7 @@ the logits.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Callable, Optional
 
 import torch
@@ -22,8 +23,9 @@ from ..loss import linear_cross_entropy
 class Source:
     """The arguments of one head call, and whether its logits may have been modified."""
 
-    def __init__(self, weight, bias, grad: bool, autocast: bool, far):
+    def __init__(self, weight, bias, grad: bool, autocast: bool, far, expected_ignored: float):
         self.weight, self.bias, self.grad, self.autocast, self.far = weight, bias, grad, autocast, far
+        self.expected_ignored = expected_ignored
         self.clean = True
 
 
@@ -54,7 +56,7 @@ class TracedLogits(Tensor):
         return self.as_subclass(Tensor).__reduce_ex__(protocol)
 
 
-def traced_logits(hidden, weight, bias, far=None) -> Tensor:
+def traced_logits(hidden, weight, bias, far=None, expected_ignored: float = 0.0) -> Tensor:
     logits = F.linear(hidden, weight, bias)
     kind = hidden.device.type
     autocast = autocast_dtype(kind) is not None
@@ -62,7 +64,8 @@ def traced_logits(hidden, weight, bias, far=None) -> Tensor:
         return logits
     if hidden.dtype not in (torch.float32, torch.bfloat16, torch.float16) or kind == "meta":
         return logits
-    return _marked(logits, hidden, Source(weight, bias, torch.is_grad_enabled(), autocast, far), 1.0, None, False)
+    source = Source(weight, bias, torch.is_grad_enabled(), autocast, far, expected_ignored)
+    return _marked(logits, hidden, source, 1.0, None, False)
 
 
 def _marked(logits, rows, source, scale, softcap, after_tanh):
@@ -183,9 +186,9 @@ def _cross_entropy(
         return None
     if source.grad != torch.is_grad_enabled() or source.autocast != torch.is_autocast_enabled(target.device.type):
         return None
+    exact = source.far is None or reduction == "none"
     loss = loss_of_targets(
-        linear_cross_entropy if source.far is None or reduction == "none" else source.far,
-        x._rows, source.weight, target, source.bias, weight, ignore_index, reduction,
+        partial(linear_cross_entropy, expected_ignored=source.expected_ignored) if exact else source.far, x._rows, source.weight, target, source.bias, weight, ignore_index, reduction,
         label_smoothing=label_smoothing, softcap=x._softcap, logit_scale=x._scale,
     )
     return loss if source.autocast else loss.to(x.dtype)

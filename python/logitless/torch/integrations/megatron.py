@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ... import _library as c
+from ..._options import share
 from ..loss import linear_cross_entropy
 from ..main_grad import token_losses
 from ..ranks import Sharding
@@ -74,7 +75,7 @@ class _Output:
 class _Model:
     """Is mixed into the class of a model."""
 
-    _logitless_budget: int | str | None = None
+    _logitless_options: dict[str, Any] = {}  # of the loss
 
     def _postprocess(self, *args: Any, **kwargs: Any):
         given = inspect.signature(super()._postprocess).bind(*args, **kwargs).arguments
@@ -91,7 +92,7 @@ class _Model:
         if not isinstance(logits, _Logits):
             return super().compute_language_model_loss(labels, logits, *args, **kwargs)
         counts = self.training and bool(getattr(self.config, "mtp_num_layers", None)) and hasattr(_mtp(), _COUNTS)
-        return _losses(labels, logits, self._logitless_budget, counts)
+        return _losses(labels, logits, self._logitless_options, counts)
 
 
 def _main_grad(layer: nn.Module, weight: Tensor) -> Optional[MainGrad]:
@@ -113,8 +114,8 @@ def _main_grad(layer: nn.Module, weight: Tensor) -> Optional[MainGrad]:
     return MainGrad(tensor, added)
 
 
-def _losses(labels: Tensor, logits: _Logits, budget: int | str | None, counts: bool) -> Tensor:
-    """Returns the losses [B, S]. counts: also sets the argmax of the logits."""
+def _losses(labels: Tensor, logits: _Logits, given_options: dict[str, Any], counts: bool) -> Tensor:
+    """Returns the losses [B, S]. given_options: of ``patch``. counts: also sets the argmax of the logits."""
     layer, sharding = logits.layer, None
     group = layer.tp_group
     targets = labels.transpose(0, 1)  # [S, B], as hidden is [S, B, D]
@@ -128,7 +129,7 @@ def _losses(labels: Tensor, logits: _Logits, budget: int | str | None, counts: b
     bias = None if layer.skip_bias_add else layer.bias
     given = logits.hidden, logits.weight, targets.contiguous(), bias
     options = dict(
-        ignore_index=_IGNORED, logit_scale=logits.scale, return_argmax=counts, sharding=sharding, memory_budget=budget
+        ignore_index=_IGNORED, logit_scale=logits.scale, return_argmax=counts, sharding=sharding, **given_options
     )
     main_grad = _main_grad(layer, logits.weight)
     if main_grad is None:
@@ -143,11 +144,14 @@ def _losses(labels: Tensor, logits: _Logits, budget: int | str | None, counts: b
     return losses.transpose(0, 1).contiguous()
 
 
-def patch(model: nn.Module, memory_budget: int | str | None = None) -> nn.Module:
+def patch(
+    model: nn.Module, memory_budget: int | str | None = None, *, expected_ignored: float = 0.0
+) -> nn.Module:
     """Makes every GPTModel in a model (wrappers, pipeline stages) compute its loss without logits; returns the model.
     A stage without an output layer stays as it is. ``unpatch(model)`` undoes it.
 
-    memory_budget: of a call of the head, as in ``linear_cross_entropy``.
+    memory_budget, expected_ignored: of a call of the head, as in ``linear_cross_entropy``. The second is 0 with tensor
+        parallelism.
 
     Forwards without labels (inference) return logits as before. Losses of multi-token prediction, and the counts of its
     right tokens, are computed in the same way. With ``gradient_accumulation_fusion`` the gradient of a weight that has
@@ -157,6 +161,7 @@ def patch(model: nn.Module, memory_budget: int | str | None = None) -> nn.Module
     an output layer of another class than ColumnParallelLinear, or one whose weight gradient is deferred.
     """
     c.parse_bytes(memory_budget)
+    options = dict(memory_budget=memory_budget, expected_ignored=share("expected_ignored", expected_ignored))
     found = _models(model)
     if not found:
         raise TypeError(f"model: expected one with a megatron.core GPTModel, got {type(model).__name__}")
@@ -172,7 +177,7 @@ def patch(model: nn.Module, memory_budget: int | str | None = None) -> nn.Module
     if heads:
         _count_without_logits()
     for m in heads:
-        m._logitless_budget = memory_budget
+        m._logitless_options = options
         _mix(m, _Model)
         _mix(m.output_layer, _Output)
     return model
@@ -182,7 +187,7 @@ def unpatch(model: nn.Module) -> None:
     """Undoes ``patch``; does nothing without one."""
     for m in _models(model):
         if isinstance(m, _Model):
-            del m._logitless_budget
+            del m._logitless_options
             m.__class__ = _without(type(m), _Model)
             m.output_layer.__class__ = _without(type(m.output_layer), _Output)
 

@@ -26,6 +26,7 @@ class LazyLoss(ChunkedLossWrapper):
     @dataclass(kw_only=True, slots=True)
     class Config(ChunkedLossWrapper.Config):
         num_chunks: int = 1
+        expected_ignored: float = 0.0  # as in lazy_head
 
     def __init__(self, config: Config, *, compile_config: Any = None):
         if compile_config is not None and compile_config.enable and "loss" in compile_config.components:
@@ -33,6 +34,7 @@ class LazyLoss(ChunkedLossWrapper):
                 f"compile.components: expected no 'loss' beside LazyLoss, got {list(compile_config.components)}"
             )
         super().__init__(config, compile_config=compile_config)
+        self._expected_ignored = config.expected_ignored
 
     def set_lm_head(self, lm_head: nn.Module) -> None:
         mesh = getattr(lm_head.weight, "device_mesh", None)
@@ -40,4 +42,4 @@ class LazyLoss(ChunkedLossWrapper):
             raise NotImplementedError(
                 f"lm_head: expected a weight that FSDP shards or none, got one of tensor parallelism, mesh {mesh.mesh_dim_names}"
             )
-        super().set_lm_head(lazy_head(lm_head))
+        super().set_lm_head(lazy_head(lm_head, expected_ignored=self._expected_ignored))

@@ -19,6 +19,7 @@ except ImportError as error:
     ) from error
 
 from ... import _library as c
+from ..._options import share
 from ..loss import linear_cross_entropy
 
 
@@ -26,8 +27,8 @@ class LinearCrossEntropyLoss(SFTLoss, nn.Module):
     """torchtune's loss of this name, without chunks of logits: the mean over the tokens that are not ignored.
 
     Args:
-        ignore_index: tokens with this target cost nothing.
-        memory_budget: of a call, as in ``linear_cross_entropy``.
+        ignore_index: tokens with this target are ignored, as in ``linear_cross_entropy``.
+        memory_budget, expected_ignored: of a call, as there.
 
     ``set_model_output(model)`` makes the model return hidden states and takes its output layer: an ``nn.Linear``, with
     or without a bias, or a ``TiedLinear``. Sharded weights are gathered for the call. ``forward(outputs [B, T, D],
@@ -36,10 +37,13 @@ class LinearCrossEntropyLoss(SFTLoss, nn.Module):
     Raises NotImplementedError for tensor parallelism, and TypeError for another output layer, such as LoRA's.
     """
 
-    def __init__(self, ignore_index: int = -100, memory_budget: int | str | None = None):
+    def __init__(
+        self, ignore_index: int = -100, memory_budget: int | str | None = None, *, expected_ignored: float = 0.0
+    ):
         super().__init__()
         c.parse_bytes(memory_budget)
         self.ignore_index, self.memory_budget = ignore_index, memory_budget
+        self.expected_ignored = share("expected_ignored", expected_ignored)
         self.linear_projection: Any = None
 
     def set_model_output(self, model: nn.Module) -> None:
@@ -63,7 +67,8 @@ class LinearCrossEntropyLoss(SFTLoss, nn.Module):
             raise RuntimeError("LinearCrossEntropyLoss: expected set_model_output(model) before the first call")
         weight, bias = _weight_and_bias(self.linear_projection)
         return linear_cross_entropy(
-            outputs, weight, targets, bias, ignore_index=self.ignore_index, memory_budget=self.memory_budget
+            outputs, weight, targets, bias, ignore_index=self.ignore_index, memory_budget=self.memory_budget,
+            expected_ignored=self.expected_ignored,
         )
 
 

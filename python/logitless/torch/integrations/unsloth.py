@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ... import _library as c
+from ..._options import share
 from ..loss import linear_cross_entropy
 from ._replace import replace_everywhere
 
@@ -24,7 +25,7 @@ _PARAMETERS = ("trainer", "hidden_states", "lm_head_weight", "lm_head_bias", "la
 _KNOWN = frozenset(("ignore_index", "logit_scale_multiply", "logit_scale_divide", "logit_softcapping", "label_smoothing", "n_chunks"))
 
 _replaced: Optional[Callable] = None
-_budget: int | str | None = None
+_options: dict[str, Any] = {}  # of the loss
 
 
 def unsloth_fused_ce_loss(
@@ -55,7 +56,7 @@ def unsloth_fused_ce_loss(
     total = linear_cross_entropy(
         hidden, lm_head_weight, targets, lm_head_bias, reduction="sum", ignore_index=ignored, logit_scale=scale,
         softcap=kwargs.get("logit_softcapping") or None, label_smoothing=float(kwargs.get("label_smoothing") or 0.0),
-        memory_budget=_budget,
+        **_options,
     )
     count = (targets != ignored).sum() if n_items is None else n_items
     if isinstance(count, Tensor):
@@ -63,16 +64,17 @@ def unsloth_fused_ce_loss(
     return total / max(count, 1)
 
 
-def patch(memory_budget: int | str | None = None) -> Callable:
+def patch(memory_budget: int | str | None = None, *, expected_ignored: float = 0.0) -> Callable:
     """Makes the library compute the fused loss of this process's unsloth, in models that exist already, too. Returns the
     replacement. ``unpatch()`` undoes it.
 
-    memory_budget: of a call of the head, as in ``linear_cross_entropy``.
+    memory_budget, expected_ignored: of a call of the head, as in ``linear_cross_entropy``.
 
     Raises ImportError without unsloth, and NotImplementedError for a version whose loss has other arguments.
     """
-    global _replaced, _budget
+    global _replaced, _options
     c.parse_bytes(memory_budget)
+    options = dict(memory_budget=memory_budget, expected_ignored=share("expected_ignored", expected_ignored))
     found = getattr(importlib.import_module(_MODULE), _NAME, None)
     if found is not unsloth_fused_ce_loss:
         parameters = () if found is None else tuple(inspect.signature(found).parameters)
@@ -80,7 +82,7 @@ def patch(memory_budget: int | str | None = None) -> Callable:
             raise NotImplementedError(f"unsloth_zoo: expected {_MODULE}.{_NAME} of 2026.10, with arguments {list(parameters)}")
         _replaced = found
         replace_everywhere(_NAME, found, unsloth_fused_ce_loss)
-    _budget = memory_budget
+    _options = options
     return unsloth_fused_ce_loss
 
 

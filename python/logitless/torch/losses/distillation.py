@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._losses import distillation as shared
-from ..._losses.options import HEAD, HeadKeywords, ready
+from ..._losses.options import HEAD, HeadKeywords, LogitKeywords, ready
 from .. import _xp as xp
 from ..ranks import Sharding
 from . import _sharded
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DIVERGENCE: dict[str, Any] = dict(target=None, **shared.DIVERGENCE)
 
 
-class DivergenceKeywords(HeadKeywords, total=False):
+class DivergenceKeywords(LogitKeywords, total=False):
     target: Optional[Tensor]
     reduction: str
     normalizer: Optional[float | Tensor]
@@ -160,7 +160,7 @@ def explain_divergence(
 @ready(xp, shared, shared.TEACHER, TopK, chunked=chunked)
 def teacher_top_k(
     teacher_hidden: Tensor, teacher_weight: Tensor, teacher_bias: Optional[Tensor] = None,
-    *, k: int, **head: Unpack[HeadKeywords],
+    *, k: int, **head: Unpack[LogitKeywords],
 ) -> TopK:
     """Returns the k token ids with a teacher's largest logits at each position, and their log-probabilities."""
 

@@ -19,5 +19,6 @@ def sampled_softmax_loss(
     target_log_counts: Optional[Tensor] = None, remove_accidental_hits: bool = True,
     token_weight: Optional[Tensor] = None, reduction: str = "mean", normalizer: Optional[float | Tensor] = None,
     ignore_index: int = -100, logit_scale: float = 1.0, memory_budget: Optional[int | str] = None,
+    expected_ignored: float = 0.0,
 ) -> Tensor:
     """Sampled softmax (Jean et al. 2015)."""
