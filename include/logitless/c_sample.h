@@ -40,8 +40,9 @@ LOGITLESS_API void logitless_sample_options_init(logitless_sample_options* optio
 /* Contiguous tensors; on a GPU in its memory, aligned to 16 bytes. */
 typedef struct logitless_sample_inputs {
   size_t struct_size;
-  const logitless_tensor* hidden;     /* [..., D] f32 | bf16 | f16 */
-  const logitless_tensor* weight;     /* [V, D], the dtype of hidden */
+  const logitless_tensor* hidden; /* [..., D] f32 | bf16 | f16 */
+  /* [V, D], the dtype of hidden; on a CPU f32 beside 16 bits, or 16 bits beside f32 */
+  const logitless_tensor* weight;
   const logitless_tensor* bias;       /* optional [V], f32, or on a CPU the dtype of weight */
   const logitless_tensor* logit_bias; /* optional f32 [V]; -inf forbids an entry */
   /* optional f32 [...], instead of the option; as the two below */

@@ -14,6 +14,9 @@
 // call. Tokens are those of Python's linear_sample for the same seed and counters. On a CPU
 // log_prob has the bits of head_forward for these tokens; likewise with the Hopper kernels.
 //
+// Hidden states and weight of two dtypes are multiplied in f32. A program then widens the one of 16
+// bits: its workspace holds 4 V D bytes for such a weight, which the head reads as it is.
+//
 // The vocabulary is whole: inputs have no sharding. Python samples from a vocabulary over ranks.
 #pragma once
 
@@ -43,8 +46,9 @@ struct SampleOptions {
 // are in its memory, aligned to 16 bytes. Values of arrays are not checked: a negative temperature
 // takes the largest entry.
 struct SampleInputs {
-  ConstTensorView hidden = {};       // [..., D] f32 | bf16 | f16
-  ConstTensorView weight = {};       // [V, D], the dtype of hidden
+  ConstTensorView hidden = {};  // [..., D] f32 | bf16 | f16
+  // [V, D], the dtype of hidden; on a CPU f32 beside 16 bits, or 16 bits beside f32
+  ConstTensorView weight = {};
   ConstTensorView bias = {};         // optional [V], f32, or on a CPU the dtype of weight
   ConstTensorView logit_bias = {};   // optional f32 [V]; -inf forbids an entry
   ConstTensorView temperature = {};  // optional f32 [...], instead of the option; as the two below

@@ -22,8 +22,10 @@ LogitsForm logits_form(const Context& context, const ConstTensorView& hidden,
                        float logit_scale) {
   LogitsForm form;
   form.shape = require_head(hidden, weight, bias);
-  require(weight.dtype() == hidden.dtype(), "weight: expected ", name_of(hidden.dtype()),
-          " as hidden, got ", name_of(weight.dtype()));
+  const bool cpu = context.device().kind == DeviceKind::cpu;
+  if (!cpu) require_one_dtype(hidden, weight, "in samples on a GPU");
+  form.hidden_dtype = hidden.dtype();
+  form.weight_dtype = weight.dtype();
   require(hidden.rank() <= kMaxRank - 1,
           "hidden: expected [..., D] with at most two leading "
           "dimensions, got ",
@@ -31,8 +33,8 @@ LogitsForm logits_form(const Context& context, const ConstTensorView& hidden,
   require_transform(logit_scale, softcap);
   form.bias = bias.defined();
   if (form.bias) form.bias_dtype = bias.dtype();
-  require(context.device().kind == DeviceKind::cpu || form.bias_dtype == DType::f32,
-          "bias: expected f32 on a GPU, got ", name_of(form.bias_dtype));
+  require(cpu || form.bias_dtype == DType::f32, "bias: expected f32 on a GPU, got ",
+          name_of(form.bias_dtype));
   form.softcap = softcap;
   form.logit_scale = logit_scale;
   return form;

@@ -11,6 +11,7 @@ namespace logitless {
 
 struct LogitsForm {
   HeadShape shape;
+  DType hidden_dtype = DType::f32, weight_dtype = DType::f32;
   bool bias = false;
   DType bias_dtype = DType::f32;
   float softcap = 0.0f;

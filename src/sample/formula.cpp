@@ -17,8 +17,10 @@ Value like(Graph& g, double number, Value x) { return g.constant(number, x.dtype
 
 Value logits_of(Graph& g, const LogitsForm& form) {
   const HeadShape& s = form.shape;
-  const Value hidden = g.parameter("hidden", s.dtype, {s.tokens, s.dim});
-  const Value weight = g.parameter("weight", s.dtype, {s.vocab, s.dim});
+  Value hidden = g.parameter("hidden", form.hidden_dtype, {s.tokens, s.dim});
+  Value weight = g.parameter("weight", form.weight_dtype, {s.vocab, s.dim});
+  if (form.hidden_dtype != s.dtype) hidden = cast(hidden, s.dtype);
+  if (form.weight_dtype != s.dtype) weight = cast(weight, s.dtype);
   Value z = dot(hidden, weight, {.contract_a = {1}, .contract_b = {1}, .f32_result = true});
   if (form.bias) {
     const Value bias = g.parameter("bias", form.bias_dtype, {s.vocab});

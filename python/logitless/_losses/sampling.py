@@ -85,7 +85,8 @@ def draw(
     A token is the largest entry after Gumbel noise is added: an exact sample of the softmax over the entries left.
 
     Args:
-        hidden: [..., D]. weight: [V, D], the dtype of hidden, or float32 beside 16 bits. bias: [V].
+        hidden: [..., D]. weight: [V, D], the dtype of hidden, or one of both float32 beside 16 bits, as in
+            ``linear_logprobs``. bias: [V].
         jax: key: a key of ``jax.random``, typed or of two integers.
         temperature: a number, or {an_array} of floats [...]. 0 takes the largest entry, the first of several.
         top_k: keeps the k largest entries, 1 to V; and those equal to the last.
@@ -111,6 +112,8 @@ def draw(
     Cost: two GEMMs, one for the tokens and one for their log-probabilities; both are of the head at a temperature of 0
     without logit_bias. top_p without top_k sorts the vocabulary.
     On a GPU in 16 bits: one GEMM, with 512 MiB of logits at a time by default.
+    Beside float32 hidden states the pass for the tokens copies a 16-bit weight in float32; at a temperature of 0 without
+    logit_bias it does not.
     Noise has 39 random bits an entry; sums of probabilities are float32.
 
     Raises ValueError and TypeError that name the argument, and the errors of ``linear_logprobs``. Values of arrays are
@@ -197,7 +200,7 @@ def best(
     Serving engines report them for prompts, and distillation stores them of a teacher.
 
     Args:
-        hidden: [..., D]. weight: [V, D], the dtype of hidden, or float32 beside 16 bits. bias: [V].
+        hidden, weight, bias: as in ``linear_sample``.
         {target}: [...] int32 or int64, or None.
         k: 1 to V.
         softcap, logit_scale, memory_budget: as in ``linear_logprobs``.
@@ -212,6 +215,7 @@ def best(
     Cost: two GEMMs, one for the ids and one for their log-probabilities; where the library's kernels do not serve, a
     third one for the {target}.
     On a GPU in 16 bits, with k up to 2048: one GEMM, with 512 MiB of logits at a time by default.
+    Beside float32 hidden states the pass for the ids copies a 16-bit weight in float32.
 
     Raises ValueError and TypeError that name the argument, and the errors of ``linear_logprobs``.
     """
@@ -264,7 +268,7 @@ def _checked(xp, hidden, weight, bias) -> dict[str, Any]:
     shape = list(xp.array("weight", weight).shape)
     if 0 in shape:
         raise ValueError(f"weight: expected [V, D] with at least one row and column, got {shape}")
-    return xp.checked_head("", hidden, weight, bias)
+    return xp.checked_head("", hidden, weight, bias, blocks=True)
 
 
 def _head_form(softcap, logit_scale) -> tuple[float, float]:

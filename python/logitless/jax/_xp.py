@@ -439,14 +439,16 @@ def local(*head: Any) -> tuple[Any, ...]:
     return head
 
 
-def checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> dict[str, jax.Array]:
+def checked_head(name: str, hidden: Any, weight: Any, bias: Any, blocks: bool = False) -> dict[str, jax.Array]:
     """Returns the checked head of a divergence: [N, D] and [V, D] of one dtype, and a bias if given. name: "" or
-    "teacher_"."""
+    "teacher_". blocks: a 16-bit weight beside float32 hidden states is taken, for programs as it is."""
     for part, value in (("hidden", hidden), ("weight", weight)):
         array(name + part, value)
     try:
-        hidden, weight, bias = _arguments.head(hidden, weight, bias)
+        hidden, weight, bias = _arguments.head(hidden, weight, bias, blocks=blocks)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise type(error)(name + str(error)) from None
+    if weight.dtype != hidden.dtype and backend(hidden.dtype).name == "portable":
+        weight = weight.astype(hidden.dtype)
     found = {name + "hidden": hidden.reshape(-1, hidden.shape[-1]), name + "weight": weight}
     return found if bias is None else {**found, name + "bias": bias}

@@ -33,12 +33,15 @@ _WEIGHTS = "weight", "teacher_weight"
 class Operand:
     """A weight as an operand of ``_xp.product``. The gradients of chunks are added to ``total`` (None: not needed)."""
 
-    def __init__(self, weight: Tensor, block: int, total: Optional[Tensor] = None, of_hidden: bool = False):
-        """block: the bytes of a block of weight. of_hidden: the gradient of hidden is needed."""
+    def __init__(
+        self, weight: Tensor, hidden: torch.dtype, block: int, total: Optional[Tensor] = None, of_hidden: bool = False
+    ):
+        """hidden: the dtype of hidden states. block: the bytes of a block of weight. of_hidden: the gradient of hidden is
+        needed."""
         self.weight, self.block, self.total, self.of_hidden = weight, block, total, of_hidden
         self.number = number_of(weight.dtype)
         self.half = weight.dtype != self.number
-        self.direct = self.half and has_wide_products(weight.device.type, weight.dtype)
+        self.direct = self.half and hidden == weight.dtype and has_wide_products(weight.device.type, weight.dtype)
 
     def product(self, hidden: Tensor) -> Tensor:
         return _Product.apply(hidden, self)
@@ -122,7 +125,8 @@ class _Call(NamedTuple):
         number = number_of(weight.dtype)
         heads = [given[name] for name in ("hidden", "teacher_hidden") if name in given]
         block = min(block_bytes(self.budget), max(given[name].numel() for name in _WEIGHTS if name in given) * number.itemsize)
-        fixed = 2 * block if any(t.dtype != number for t in heads) else 0
+        weights = [given[name] for name in _WEIGHTS if name in given]
+        fixed = 2 * block if any(t.dtype != number for t in (*heads, *weights)) else 0
         if "weight" in self.wanted and weight.dtype != number:
             fixed += weight.numel() * number.itemsize
         if self.what in OF_VOCAB:
@@ -173,7 +177,10 @@ class _Run:
                 self.leaves[name] = given[name].requires_grad_()
         self.sums = {name: torch.zeros_like(leaf) for name, leaf in self.leaves.items()}
         heads = {"weight": (self.d_weight, self.d_hidden is not None), "teacher_weight": ()}
-        self.operands = {name: Operand(given[name], self.block, *head) for name, head in heads.items() if name in given}
+        self.operands = {
+            name: Operand(given[name], self.dtypes[name.replace("weight", "hidden")], self.block, *head)
+            for name, head in heads.items() if name in given
+        }
 
     def chunk(self, first: int, last: int, upstream: Optional[Tensor]) -> tuple[Tensor, ...]:
         """Returns the outputs of some tokens, and adds their gradients."""

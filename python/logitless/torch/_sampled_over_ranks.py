@@ -157,7 +157,7 @@ def _ids(call: _Call, tensors: Mapping[str, Tensor], numbers: Mapping[str, float
         number.itemsize, False, 0 if weight.dtype == number else block,
     )
     size = plan_of(sizes, budget).tokens
-    given["weight"] = Operand(weight, block)
+    given["weight"] = Operand(weight, hidden.dtype, block)
 
     def of_chunk(first: int) -> Tensor:
         rows = {n: t[first : first + size] if n in ROWS and t.ndim else t for n, t in given.items()}

@@ -90,7 +90,7 @@ def product(hidden: Tensor, weight: Tensor | Operand) -> Tensor:
     """Returns hidden weight^T [N, V] in float32, or float64."""
     if isinstance(weight, Operand):
         return weight.product(hidden)
-    z = linear(hidden, weight)
+    z = linear(hidden, weight if weight.dtype == hidden.dtype else weight.to(hidden.dtype))
     return z if z.dtype == torch.float64 else z.float()
 
 
@@ -531,9 +531,9 @@ def local(hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor]
     return dtensor.local(hidden, weight, target, bias)
 
 
-def checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> dict[str, Tensor]:
+def checked_head(name: str, hidden: Any, weight: Any, bias: Any, blocks: bool = False) -> dict[str, Tensor]:
     """Returns the checked head of a divergence: [N, D] and [V, D] of one dtype, on one device, and a bias if given.
-    name: "" or "teacher_"."""
+    name: "" or "teacher_". blocks: a 16-bit weight beside fp32 hidden states stays as it is; else it is refused."""
     for part, value in (("hidden", hidden), ("weight", weight)):
         array(name + part, value)
     if bias is not None:
@@ -542,10 +542,11 @@ def checked_head(name: str, hidden: Any, weight: Any, bias: Any) -> dict[str, Te
     hidden, weight, _, bias = dtensor.local(hidden, weight, None, bias)
     try:
         check_head(hidden, weight, bias)
-        compute = compute_dtype(hidden, weight)
+        compute = compute_dtype(hidden, weight, blocks)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise type(error)(name + str(error)) from None
     if compute is not None:
-        hidden, weight = hidden.to(compute), weight.to(compute)
+        narrow = compute == torch.float32 and hidden.dtype == compute
+        hidden, weight = hidden.to(compute), weight if narrow else weight.to(compute)
     found = {name + "hidden": hidden.reshape(-1, hidden.shape[-1]), name + "weight": weight}
     return found if bias is None else {**found, name + "bias": bias}

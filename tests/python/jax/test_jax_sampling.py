@@ -65,6 +65,23 @@ def test_a_token_does_not_depend_on_its_batch():
     np.testing.assert_array_equal(greedy.tokens, (hidden @ weight.T + bias).argmax(-1))
 
 
+@pytest.mark.parametrize("backend", ["", "portable"])
+def test_two_dtypes_have_the_bits_of_training(backend, monkeypatch):
+    monkeypatch.setenv("LOGITLESS_BACKEND", backend)
+    jax.clear_caches()
+    hidden, weight, bias = head(40, 16, 300)
+    weight = weight.astype(jnp.bfloat16)
+    full = hidden, weight.astype(jnp.float32), bias
+    for options in (dict(key=KEY, top_k=20), dict(temperature=0.0)):
+        made = linear_sample(hidden, weight, bias, **options)
+        np.testing.assert_array_equal(made.log_prob, linear_logprobs(hidden, weight, made.tokens, bias)[0])
+        np.testing.assert_array_equal(made.tokens, linear_sample(*full, **options).tokens)
+    best = linear_top_logprobs(hidden, weight, bias=bias, k=6)
+    np.testing.assert_array_equal(best.top_ids, linear_top_logprobs(*full[:2], bias=bias, k=6).top_ids)
+    np.testing.assert_array_equal(best.top_log_probs, linear_logprobs(hidden, weight, best.top_ids, bias)[0])
+    jax.clear_caches()
+
+
 def test_results_have_no_gradients():
     def total(*arrays):
         best = linear_top_logprobs(*arrays[:2], jnp.arange(20), arrays[2], k=3)

@@ -140,6 +140,23 @@ def test_a_key_replaces_the_seed(dtype):
     assert torch.equal(outputs["tokens"], linear_sample(hidden, weight, seed=11).tokens)
 
 
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.float16, torch.float32)], ids=str)
+def test_two_dtypes(dtypes):
+    hidden, weight, bias = head()
+    inputs = dict(hidden=hidden.to(dtypes[0]), weight=weight.to(dtypes[1]), bias=bias)
+    if hidden.device.type != "cpu":
+        with pytest.raises(NotImplementedError, match="weight: expected .* as hidden in samples on a GPU"):
+            Call("sample", {}, inputs, outputs_of(SIZES[:1]))
+        return
+    compare(dict(top_k=9, softcap=4.0), inputs)
+    compare(dict(temperature=0.0), inputs)
+    outputs = dict(top_log_probs=torch.zeros(37, 5), top_ids=torch.zeros(37, 5, dtype=torch.int64))
+    Call("top_logprobs", dict(k=5), inputs, outputs).run(dict(k=5), inputs, outputs)
+    expected = linear_top_logprobs(**inputs, k=5)
+    assert torch.equal(outputs["top_ids"], expected.top_ids)
+    assert torch.equal(outputs["top_log_probs"], expected.top_log_probs)
+
+
 def test_a_plan_serves_other_seeds_and_numbers_within_its_budget():
     on_gpu = torch.get_default_device().type == "cuda"  # fp32 has other bits in chunks of another size there
     hidden, weight, bias = head(torch.bfloat16 if on_gpu else torch.float32, (300, 16, 4000))
@@ -228,7 +245,8 @@ BAD = [
     ({}, dict(hidden=None), {}, "hidden: expected a tensor [..., D], got none"),
     ({}, dict(weight=None), {}, "weight: expected a tensor [V, D], got none"),
     ({}, dict(weight=torch.zeros(501, 23)), {}, "their last dimensions differ"),
-    ({}, dict(weight=torch.zeros(501, 24, dtype=torch.float16)), {}, "weight: expected f32 as hidden, got f16"),
+    ({}, dict(hidden=torch.zeros(37, 24, dtype=torch.bfloat16), weight=torch.zeros(501, 24, dtype=torch.float16)), {},
+     "weight: expected bf16 as hidden or f32, got f16"),
     ({}, dict(weight=torch.zeros(24, 501).T), {}, "weight: expected a contiguous tensor, got f32[501, 24] strides [1, 501]"),
     ({}, {}, dict(tokens=None), "tokens: expected a tensor [...], got none"),
     ({}, {}, dict(tokens=torch.zeros(37)), "tokens: expected i32 or i64, got f32"),

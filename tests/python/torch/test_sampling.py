@@ -126,6 +126,28 @@ def test_a_token_does_not_depend_on_its_batch_and_has_the_bits_of_training(dtype
     assert not torch.equal(linear_sample(hidden, weight, bias, counter=counter + 300, **options).tokens, whole.tokens)
 
 
+MIXED = [(torch.float32, torch.bfloat16), (torch.float32, torch.float16), (torch.bfloat16, torch.float32)]
+
+
+@pytest.mark.parametrize("backend", ["", "portable"])
+@pytest.mark.parametrize("dtypes", MIXED, ids=str)
+def test_two_dtypes_have_the_bits_of_training(dtypes, backend, monkeypatch):
+    """Log-probabilities are those of linear_logprobs for the same tensors, and tokens those of the widened head."""
+    monkeypatch.setenv("LOGITLESS_BACKEND", backend)
+    hidden, weight, bias = head(90, 24, 1000, torch.float32)
+    hidden, weight = hidden.to(dtypes[0]), weight.to(dtypes[1])
+    forbidden = torch.zeros(1000).masked_fill(torch.arange(1000) % 3 == 0, -math.inf)
+    for options in (dict(top_k=50, top_p=0.9), dict(temperature=0.0), dict(temperature=0.0, logit_bias=forbidden)):
+        tokens, log_prob = linear_sample(hidden, weight, bias, seed=5, **options)
+        assert torch.equal(log_prob, linear_logprobs(hidden, weight, tokens, bias)[0])
+        assert torch.equal(tokens, linear_sample(hidden.float(), weight.float(), bias, seed=5, **options).tokens)
+    made = linear_top_logprobs(hidden, weight, tokens, bias, k=6)
+    assert torch.equal(made.top_ids, linear_top_logprobs(hidden.float(), weight.float(), k=6, bias=bias).top_ids)
+    if not (hidden.is_cuda or backend):  # the target's may differ by a rounding there
+        assert torch.equal(made.log_prob, log_prob)
+    assert torch.equal(made.top_log_probs, linear_logprobs(hidden, weight, made.top_ids, bias)[0]) or hidden.is_cuda
+
+
 def least_kept(z, top_k, top_p):
     """Returns the least entry that top_k and top_p keep of each row [N, 1], in float64."""
     ordered = z.sort(descending=True).values[:, :top_k]
