@@ -53,7 +53,7 @@ class HeadCall:
         self.hidden = hidden.clone() if hidden.is_inference() else hidden.detach()
         self._flat = FlatShards.of(weight)
         self.weight, self.bias = lasting(weight), lasting(bias)
-        self.dtype = compute or hidden.dtype
+        self.dtype = compute or logits_dtype(hidden, weight)
         self.shape = (*hidden.shape[:-1], weight.shape[0])
         self._compute, self.far, self.same, self.expected_ignored = compute, far, same, expected_ignored
         self._versions = {name: _version(t) for name, t in self._tensors().items()}
@@ -123,7 +123,7 @@ class HeadCall:
             if self._compute is not None:
                 hidden, weight = hidden.to(self._compute), weight.to(self._compute)
                 bias = None if bias is None else bias.to(self._compute)
-            return (split_logits if self.same else F.linear)(hidden, weight, bias)
+            return split_logits(hidden, weight, bias) if self.same else linear(hidden, weight, bias)
 
     def autocast(self):
         """Returns the autocast context of the call, for a loss that must cast alike."""
@@ -181,9 +181,29 @@ def refusal(hidden, weight, bias) -> Optional[str]:
         return f"of hidden states {hidden.dtype}"
     if hidden.dtype == torch.float64 and autocast:
         return "of hidden states float64 under autocast"
-    if not autocast and any(t is not None and t.dtype != hidden.dtype for t in (weight, bias)):
-        return ""
-    return None
+    if autocast:
+        return None
+    of_bias = hidden.dtype if bias is None else bias.dtype
+    if weight.dtype != hidden.dtype:
+        return None if are_mixed(hidden, weight) and of_bias in (torch.float32, weight.dtype) else ""
+    return None if of_bias == hidden.dtype else ""
+
+
+def are_mixed(hidden: Tensor, weight) -> bool:
+    """Returns whether one of both is fp32 beside 16 bits, which the losses multiply as they are. PyTorch refuses it."""
+    pair = {hidden.dtype, weight.dtype}
+    return type(weight) in _PLAIN and torch.float32 in pair and bool(pair & {torch.bfloat16, torch.float16})
+
+
+def logits_dtype(hidden: Tensor, weight) -> torch.dtype:
+    return torch.float32 if are_mixed(hidden, weight) else hidden.dtype
+
+
+def linear(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+    """Computes ``F.linear``; in fp32 for two dtypes, outside of autocast."""
+    if are_mixed(hidden, weight) and compute_dtype(hidden) is None:
+        hidden, weight, bias = hidden.float(), weight.float(), None if bias is None else bias.float()
+    return F.linear(hidden, weight, bias)
 
 
 def compute_dtype(hidden: Tensor) -> Optional[torch.dtype]:

@@ -13,7 +13,7 @@ from .. import quantized
 from ..dtensor import _is_dtensor, local
 from ..far_field import FarFieldHead
 from . import _warnings
-from ._call import HeadCall, compute_dtype, refusal
+from ._call import HeadCall, compute_dtype, linear, logits_dtype, refusal
 from ._gradient import Head
 from ._parallel import local_states, put_aside, put_back
 from ._tensor import shadow
@@ -44,7 +44,7 @@ def lazy_linear(
             _warnings.warn_made(made, why=why)
         return made
     compute = compute_dtype(hidden)
-    like = _like(hidden, weight, bias, compute)
+    like = _like(hidden, weight, bias, compute or logits_dtype(hidden, weight))
     flat = like._base is not None  # two-dimensional, returned as a view
     rows = hidden.reshape(-1, hidden.shape[-1]) if flat else hidden
     head = HeadCall(rows, weight, bias, compute, module, shards, far, same, expected_ignored)
@@ -57,14 +57,14 @@ def _linear(hidden: Tensor, weight: Tensor, bias) -> Tensor:
     gradients."""
     if _is_dtensor(weight) and not _is_dtensor(hidden):
         hidden, weight, _, bias = local(hidden, weight, None, bias)
-    return nn.functional.linear(hidden, weight, bias)
+    return linear(hidden, weight, bias)
 
 
-def _like(hidden: Tensor, weight: Tensor, bias, compute) -> Tensor:
+def _like(hidden: Tensor, weight: Tensor, bias, dtype: torch.dtype) -> Tensor:
     """Returns the result of ``F.linear`` as a meta tensor."""
     with shadow(), torch.inference_mode(False), torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
         metas = [
-            None if t is None else torch.empty_strided(t.shape, t.stride(), dtype=compute or t.dtype, device="meta")
+            None if t is None else torch.empty_strided(t.shape, t.stride(), dtype=dtype, device="meta")
             for t in (hidden, weight, bias)
         ]
         return nn.functional.linear(metas[0].requires_grad_(), *metas[1:])

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .._precision import autocast_dtype
 from ..loss import linear_cross_entropy
+from ._call import are_mixed, linear
 
 
 class Source:
@@ -57,10 +58,10 @@ class TracedLogits(Tensor):
 
 
 def traced_logits(hidden, weight, bias, far=None, expected_ignored: float = 0.0) -> Tensor:
-    logits = F.linear(hidden, weight, bias)
+    logits = linear(hidden, weight, bias)
     kind = hidden.device.type
     autocast = autocast_dtype(kind) is not None
-    if not autocast and hidden.dtype != weight.dtype:
+    if not autocast and hidden.dtype != weight.dtype and not are_mixed(hidden, weight):
         return logits
     if hidden.dtype not in (torch.float32, torch.bfloat16, torch.float16) or kind == "meta":
         return logits
