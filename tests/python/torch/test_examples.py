@@ -40,8 +40,11 @@ def test_finetune_lazy_head(run):
     assert all(abs(a - b) < 1e-3 for a, b in zip(losses, plain))
 
 
-def test_grpo_step(run):
-    text = run("grpo_step.py", "--steps", "11")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_grpo_step(run, dtype):
+    if oracle.DEVICE != "cpu" and dtype == "float32":
+        pytest.skip("the ratio is exactly 1 on a GPU in 16 bits")
+    text = run("grpo_step.py", "--steps", "11", "--device", oracle.DEVICE, "--dtype", dtype)
     rewards = numbers(text, "reward")
     assert rewards[-1] > rewards[0] + 0.03 and text.count("exactly 1") == 3 and "not 1" not in text
 
