@@ -101,7 +101,7 @@ def multi_token_loss(
 
     Cost, with gradients: one weight: one call over all heads, three GEMMs of M N V D multiply-adds, and one sum of the
     gradient of weight. M weights: a call for each. One hidden and one weight: three GEMMs of N V D. A sequence of hidden
-    states beside one weight is copied to one array. Tokens that no head predicts cost nothing.
+    states beside one weight is copied to one array. Tokens that no head predicts are ignored.
     torch: A sharded DTensor weight is gathered.
 
     Raises ValueError and TypeError that name the argument, and the errors of ``linear_cross_entropy``.

@@ -35,7 +35,7 @@ LOGITS: dict[str, Any] = dict(
 )
 HEAD: dict[str, Any] = {**LOGITS, "expected_ignored": DEFAULT.expected_ignored}
 
-LOGIT_DOCS = """ignore_index: tokens with this target are ignored and cost nothing, except in fp32 on a GPU.
+LOGIT_DOCS = """ignore_index: tokens with this target are ignored, at the cost that they have in ``linear_cross_entropy``.
         softcap, logit_scale, temperature: logits are ``softcap(logit_scale * (hidden @ weight.T + bias)) /
             temperature``. softcap: a number c for ``c * tanh(logits / c)``, or None.
         memory_budget: bytes, or text such as "512MiB", that a call of the head may take beyond inputs and gradients."""

@@ -179,8 +179,8 @@ def linear_logprobs(
         selected_ids: [K], the same for each token, or [..., K], int32 or int64: also returns the log-probabilities of
             these token ids [..., K], with gradients, by the same GEMMs. 0 for ``ignore_index``, and where the target is
             ignored.
-        ignore_index: outputs of tokens whose targets all have this value are 0, without a gradient. They cost nothing,
-            except in float32 on a GPU and in JAX's own operations.
+        ignore_index: outputs of tokens whose targets all have this value are 0, without a gradient; their cost is that in
+            ``linear_cross_entropy``.
         softcap: ``c * tanh(z / c)``.
         logit_scale: factor of the products.
         temperature: as in ``linear_cross_entropy``: a number, or an array [...] with a gradient.

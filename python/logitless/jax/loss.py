@@ -223,8 +223,9 @@ def linear_cross_entropy(
         targets: [...], int32 or int64; with ``target_weight`` [..., K]: K weighted token ids per token.
         bias: [V], float.
         reduction: "none" (loss [...]), "mean", "sum".
-        ignore_index: tokens with this target have loss 0 and no gradient, and cost nothing, except in float32 on a GPU and
-            in JAX's own operations.
+        ignore_index: tokens with this target have loss 0 and no gradient. They cost nothing, except where all tokens are
+            multiplied: on a GPU by the kernel ``cublas`` (float32, two dtypes, compute capability 7.5) and in cuBLAS's
+            gradients without expected_ignored (docs/use/gpu.md); and by JAX's own operations.
         {terms}
         class_weight: [V], float; ``mean`` divides by the weights of the targets.
         softcap: ``c * tanh(logits / c)``.

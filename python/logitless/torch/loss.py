@@ -44,8 +44,10 @@ def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any:
             probabilities [..., V], float, for V up to 65536.
         bias: [V].
         reduction: "none" (loss [...]), "mean", "sum".
-        ignore_index: tokens with this target have loss 0 and no gradient, and cost nothing, except in float32 on a GPU; None
-            is -100. Not for class probabilities.
+        ignore_index: tokens with this target have loss 0 and no gradient; None is -100. They cost nothing, except where all
+            tokens are multiplied: on a GPU by the kernel ``cublas`` (float32, two dtypes, compute capability 7.5) and in
+            cuBLAS's gradients without expected_ignored (docs/use/gpu.md); on devices other than a CPU in small calls of
+            PyTorch's own operations. Not for class probabilities.
         {terms}
         class_weight: [V] float; ``mean`` divides by the weights of the targets, as PyTorch does.
         softcap: ``c * tanh(logits / c)``.
@@ -157,8 +159,8 @@ def linear_logprobs(
     Args:
         hidden: [..., D]. weight: [V, D], the dtype of hidden, or one of both float32 beside 16 bits, as in
             ``linear_cross_entropy``. bias: [V].
-        target: [...] or [..., K], int32 or int64. Rows whose targets are all ``ignore_index`` give 0, and cost nothing
-            except in float32 on a GPU. None, with selected_ids: no target.
+        target: [...] or [..., K], int32 or int64. Rows whose targets are all ``ignore_index`` give 0; their cost is that in
+            ``linear_cross_entropy``. None, with selected_ids: no target.
         selected_ids: [K], the same for each token, or [..., K], int32 or int64: also returns the log-probabilities of
             these token ids [..., K], with gradients, by the same GEMMs. 0 for ``ignore_index``, and where the target is
             ignored.
