@@ -3,8 +3,8 @@
     python examples/python/grpo_step.py [--steps N] [--device cuda] [--dtype bfloat16]
 
 Sampler and trainer share the head, whose bits do not depend on the batch: the ratio of the first update on new samples
-is exactly 1, on a CPU in either dtype and on GPUs of compute capability 8.0 or later in bf16, their default. The body of
-this model has no matrix product, whose bits would depend on the batch in PyTorch.
+is exactly 1. It is so on a CPU in either dtype, and on GPUs of compute capability 8.0 or later in bf16, their default. The
+body of this model has no matrix product, whose bits would depend on the batch in PyTorch.
 """
 
 import argparse
