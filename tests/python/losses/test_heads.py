@@ -379,6 +379,41 @@ def test_bad_temperatures_are_named(f, message, change):
     assert message in str(raised.value).replace(" or []", " or []")
 
 
+# --- Heavy masks.
+
+AT = np.arange(2 * B * T).reshape(2 * B, T)
+HEAVY = {
+    "one token": AT == 15, "one sequence": AT // T == 1, "all but one sequence": AT // T != 4, "a quarter": AT % 4 == 1,
+    "a tenth": AT % 10 == 3, "no token": AT < 0,
+}
+
+
+@pytest.mark.parametrize("counts", HEAVY.values(), ids=HEAVY.keys())
+def test_losses_of_few_tokens(f, counts):
+    """A loss of tokens and one of sequences, of which some have no token. Hidden states of the others are NaN."""
+    ids = RNG(103).integers(0, V, (2 * B, T))
+    target = f.array(np.where(counts, ids, -100).astype(np.int32))
+    odd = np.where(counts[..., None], HIDDEN, np.nan).astype(np.float32)
+    advantages = ADVANTAGES[:, None]
+
+    def call(x, w, b):
+        mean = head(f).linear_cross_entropy(x, w, target, b)
+        return mean + 0.7 * f.losses.grpo_loss(x, w, target, f.array(ADVANTAGES), b)[0]
+
+    def formula(x, w, b):
+        log_p = f.paper.log_p(f.paper.logits(x, w, b))
+        logps = f.xp.where(f.array(counts), f.paper.of_targets(log_p, f.array(ids)), 0.0)
+        each = f.array(advantages) * f.xp.exp(logps - f.stopped(logps)) * f.array(counts)
+        return -logps.sum() / max(counts.sum(), 1) - 0.7 * (each.sum(-1) / f.array(counts.sum(-1).clip(1))).mean()
+
+    value, gradients = f.gradients(call, odd, WEIGHT, BIAS)
+    exact, exact_gradients = f.exact_gradients(formula, HIDDEN, WEIGHT, BIAS)
+    assert error(f.numpy(value), exact) < f.exact
+    for one, other in zip(gradients, exact_gradients):
+        assert error(f.numpy(one), other) < f.exact_gradient
+    assert not f.numpy(gradients[0])[~counts].any()
+
+
 # --- The share of ignored tokens, a hint.
 
 TOP = RNG(101).integers(0, V, (2 * B, T, 3)).astype(np.int32)

@@ -187,6 +187,19 @@ def own_batches(rank, ranks, mesh, vocab, columns=False):
         loss.backward()
         close(loss, each[rank], "several")
         close(w_shard.grad.full_tensor(), w.grad / ranks, "several")
+    # One token counts on each rank but one, which has none.
+    for without in (0, ranks - 1):
+        heavy = torch.where(torch.arange(target.shape[1]) == 5, vocab // 2, -100).expand_as(target).clone()
+        heavy[without] = -100
+        x, w, w_shard = hidden.clone().requires_grad_(), weight.clone().requires_grad_(), sharded(weight, mesh)
+        each = [linear_cross_entropy(x[r], w, heavy[r], bias, reduction="sum") for r in range(ranks)]
+        sum(each).backward()
+        own = hidden[rank].clone().requires_grad_()
+        loss = linear_cross_entropy(own, w_shard, heavy[rank], sharded(bias, mesh), reduction="sum")
+        loss.backward()
+        close(loss, each[rank], "heavy")
+        close(own.grad, x.grad[rank], "heavy")
+        close(w_shard.grad.full_tensor(), w.grad / ranks, "heavy")
     # Numbers of tokens vary between ranks and calls, down to none.
     for tokens in ([3] * ranks, [9] + [2] * (ranks - 1), [9] * ranks, [0] + [4] * (ranks - 1)):
         w, w_shard = weight.clone().requires_grad_(), sharded(weight, mesh)
