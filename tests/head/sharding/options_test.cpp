@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "head/sharding/sharded.h"
@@ -198,6 +199,47 @@ TEST_P(ShardingKernels, MatchFloat64) {
       if (HasFailure()) return;
       expect_matches_oracle(problem, run, result);
       expect_extras(problem, result);
+    }
+  }
+}
+
+// Few tokens count: chunks, and all tokens of a rank, may have none.
+TEST_P(ShardingKernels, HeavyMasksMatchFloat64) {
+  HeadSpec spec{.tokens = 70,
+                .dim = 40,
+                .vocab = 700,
+                .dtype = tested_dtypes(GetParam()).back(),
+                .bias = true,
+                .weight_scale = 3.0};
+  if (!takes_shards(GetParam(), spec)) return;
+  const TokenSplit spread{"spread", {50, 0, 20}};
+  const std::pair<const char*, bool (*)(std::int64_t)> masks[] = {
+      {"one token", [](std::int64_t i) { return i == 61; }},
+      {"none on rank 0", [](std::int64_t i) { return i >= 50; }},
+      {"none on rank 2", [](std::int64_t i) { return i < 50; }},
+      {"no token of a chunk", [](std::int64_t i) { return i < 16 || (i >= 32 && i < 50); }},
+      {"a quarter", [](std::int64_t i) { return i % 4 == 1; }},
+      {"a tenth", [](std::int64_t i) { return i % 10 == 3; }}};
+  for (const auto& [name, counts] : masks) {
+    HeadProblem problem(spec);
+    for (std::int64_t i = 0; i < spec.tokens; ++i) {
+      if (counts(i)) continue;
+      problem.targets.set(i, -100.0);
+      problem.oracle.targets[static_cast<std::size_t>(i)] = -100;
+    }
+    RunSpec run;
+    run.kernel = GetParam();
+    run.extras = true;
+    run.chunk_tokens = is_device_kernel(GetParam()) ? 0 : 16;
+    for (const TokenSplit& tokens :
+         {TokenSplit{"replicated"}, spread, with_weights_moving(spread, 256)}) {
+      SCOPED_TRACE(testing::Message() << name << ", " << tokens.name);
+      const HeadResult result = run_sharded(
+          problem, {.vocab = vocab_at("uneven", {0, 129, 130, 700}), .tokens = tokens, .run = run});
+      if (HasFailure()) return;
+      expect_matches_oracle(problem, run, result);
+      expect_extras(problem, result);
+      if (HasFailure()) return;
     }
   }
 }
