@@ -197,9 +197,8 @@ def own_batches(rank, ranks, mesh, vocab, columns=False):
         own = hidden[rank].clone().requires_grad_()
         loss = linear_cross_entropy(own, w_shard, heavy[rank], sharded(bias, mesh), reduction="sum")
         loss.backward()
-        close(loss, each[rank], "heavy")
-        close(own.grad, x.grad[rank], "heavy")
-        close(w_shard.grad.full_tensor(), w.grad / ranks, "heavy")
+        for found, wanted in ((loss, each[rank]), (own.grad, x.grad[rank]), (w_shard.grad.full_tensor(), w.grad / ranks)):
+            close(found, wanted, "heavy")
     # Numbers of tokens vary between ranks and calls, down to none.
     for tokens in ([3] * ranks, [9] + [2] * (ranks - 1), [9] * ranks, [0] + [4] * (ranks - 1)):
         w, w_shard = weight.clone().requires_grad_(), sharded(weight, mesh)
