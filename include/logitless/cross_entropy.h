@@ -41,7 +41,7 @@ enum class Reduction : std::uint8_t { none = 0, mean = 1, sum = 2 };
 
 struct CrossEntropyOptions {
   Reduction reduction = Reduction::mean;
-  // tokens of this target have loss 0 and no gradient, and cost nothing
+  // tokens of this target have loss 0 and no gradient; most kernels skip them
   std::int64_t ignore_index = -100;
   float label_smoothing = 0.0f;           // eps in [0, 1]
   float z_loss = 0.0f;                    // zeta >= 0
