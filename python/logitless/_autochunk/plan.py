@@ -251,17 +251,21 @@ def compile_text(
         asked = asked.on(head_engine=False)
         after = attempt(limits.budget, 0)
     if limits.budget > 0:
-        # Python keeps more values of a chunk alive than the compiler's own executor, but has no kernel scratch. The
-        # search tries smaller budgets until one is met, then larger ones again to get fewer chunks.
+        # What runs takes more than the values that the compiler's budget counts: kernels' scratch, which the compiler lists
+        # with its plans, or, in Python, more values of a chunk alive. Without a listed plan that fits, the search tries
+        # smaller budgets until one is met, then larger ones again to get fewer chunks.
         wanted, too_large = limits.budget, 0
         for _ in range(_ATTEMPTS):
             if after <= limits.budget or (too_large > 0 and tried[-1].source == tried[-2].source):
                 break
             too_large = wanted
-            wanted = max(min(int(wanted * min(0.9 * limits.budget / after, 0.7)), _taken(tried[-1]) - 1), 1)
+            listed = _fitting(tried[-1], limits.budget) if function is not None else 0
+            wanted = listed or max(min(int(wanted * min(0.9 * limits.budget / after, 0.7)), _taken(tried[-1]) - 1), 1)
             after = attempt(wanted, 0)
+            if 0 < listed and after <= limits.budget:
+                too_large = 0
         for _ in range(_ATTEMPTS if too_large > 0 else 0):
-            if after > limits.budget or max(t.bytes for t in tried if t.bytes <= limits.budget) > 0.8 * limits.budget:
+            if after > limits.budget or _fills(tried, limits.budget):
                 break
             middle = (wanted + too_large) // 2
             if attempt(middle, 0) <= limits.budget:
@@ -364,6 +368,20 @@ def _frugal(plans: list[dict], slack: float) -> int:
 def _taken(made: Tried) -> int:
     """Returns the bytes of the compiler's chosen plan."""
     return next(p["value_bytes"] for p in made.program.report["plans"] if p["chosen"])
+
+
+def _fitting(made: Tried, budget: int) -> int:
+    """Returns the bytes of values of the fastest plan that the compiler lists within a budget of everything that the
+    library takes; 0: none."""
+    copies = made.bytes - made.program.arena_bytes
+    plans = [p for p in made.program.report["plans"] if p["arena_bytes"] + copies <= budget]
+    return min(plans, key=lambda p: p["seconds"], default={"value_bytes": 0})["value_bytes"]
+
+
+def _fills(tried: list[Tried], budget: int) -> bool:
+    """Returns whether a plan uses most of the budget, and smaller chunks do not make it slow."""
+    best, fast = _chosen(tried, budget), min(t.seconds for t in tried)
+    return max(t.bytes for t in tried if t.bytes <= budget) > 0.8 * budget and best.seconds <= _PATIENCE * fast
 
 
 def _balanced(tried: Sequence[Tried]) -> list[tuple[Request, int]]:
