@@ -41,6 +41,7 @@ class Tried:
     source: str
     bytes: int
     request: Request
+    calling: float = 0.0  # seconds of calling its operations, which the compiler's rates leave out
 
     @property
     def program(self) -> Program:
@@ -49,7 +50,7 @@ class Tried:
     @property
     def seconds(self) -> float:
         """The predicted time."""
-        return self.program.report["after"]["predicted_seconds"]
+        return self.program.report["after"]["predicted_seconds"] + self.calling
 
 
 @dataclass
@@ -210,13 +211,15 @@ def compile_text(
     space: dict | None = None,
     checks: Checks | None = None,
     spare: Callable[[], int] = lambda: 0,
+    calling: Callable[[str], float] = lambda source: 0.0,
 ) -> Compiled:
     """Compiles a program to a function that meets the budget, if one is found.
 
     parameters: in the order of the function. function: makes the callable of a program that the library runs; None: the
     Python that emit wrote runs. locations: the user's line of each value, for messages. calls: the framework's functions
     that the program calls. space: names available to the generated module. checks: index checks that run before the
-    function. spare: bytes that a plan may take by default if smaller ones are slower.
+    function. spare: bytes that a plan may take by default if smaller ones are slower. calling: seconds of calling the
+    operations of a source, beyond the compiler's prediction.
     """
     c.require("autochunk")
     if not parameters:
@@ -224,7 +227,8 @@ def compile_text(
     asked, locations = Request(text, machine, externs=function is None, checks=checks), locations or {}
 
     def made(request: Request) -> Tried:
-        return Tried(*emit(_compiled(request, function is not None, locations)), request)
+        source, size = emit(_compiled(request, function is not None, locations))
+        return Tried(source, size, request, calling(source))
 
     plain = made(replace(asked, chunk=False))
     tried: list[Tried] = []
@@ -251,9 +255,9 @@ def compile_text(
         asked = asked.on(head_engine=False)
         after = attempt(limits.budget, 0)
     if limits.budget > 0:
-        # What runs takes more than the values that the compiler's budget counts: kernels' scratch, which the compiler lists
-        # with its plans, or, in Python, more values of a chunk alive. Without a listed plan that fits, the search tries
-        # smaller budgets until one is met, then larger ones again to get fewer chunks.
+        # The compiler's budget counts values. The library takes kernels' scratch as well, which the report lists with each
+        # plan; Python keeps more values of a chunk alive. Without a listed plan that fits, the search tries smaller budgets
+        # until one is met, then larger ones again to get fewer chunks.
         wanted, too_large = limits.budget, 0
         for _ in range(_ATTEMPTS):
             if after <= limits.budget or (too_large > 0 and tried[-1].source == tried[-2].source):

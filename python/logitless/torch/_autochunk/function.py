@@ -44,6 +44,7 @@ from logitless.torch._autochunk import native, transforms
 from logitless.torch._autochunk.arguments import check_tensors, contiguous_strides, fakes_of, layout_of, leaves_of
 from logitless.torch._autochunk.attention import slow_on_gpu
 from logitless.torch._autochunk.dtypes import DTYPES
+from logitless.torch._autochunk.host_time import seconds_of_calls
 from logitless.torch._autochunk.memory import eager_bytes, peak_bytes
 from logitless.torch._autochunk.methods import bound
 from logitless.torch._autochunk.modules import Shim, modules_of, state_of
@@ -272,9 +273,10 @@ def make_plan(
             return source, max(peak_bytes(source, name, inputs), looked)
 
         machine = native.framework_machine(inputs[0].device) if limits.budget > 0 else Machine()
+        calling = seconds_of_calls if inputs[0].device.type == "cpu" else lambda source: 0.0
         ready = compile_text(
             made.text, name, made.parameters, emit, limits, machine, locations=made.locations, calls=made.calls,
-            framework="PyTorch",
+            framework="PyTorch", calling=calling,
         )
         if checks is not None:
             ready.function = checked(ready.function, checks, check)
