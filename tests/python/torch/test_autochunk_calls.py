@@ -122,6 +122,15 @@ def test_transforms_within_the_function(executor):
 
     check_same(backward(cold(fn, executor), arguments()), backward(fn, arguments()))
 
+    def jacobians(hidden, weight, target):
+        """The squared derivatives of each token's probabilities, whose bases are diagonals of examples."""
+        softmax = lambda h: (h @ weight.T).softmax(-1)
+        slopes = torch.func.vmap(torch.func.jacrev(softmax))(hidden)
+        curved = torch.func.vmap(torch.func.jacrev(torch.func.jacrev(lambda h: softmax(h)[0])))(hidden)
+        return slopes.square().sum((1, 2)) + curved.sum((1, 2))
+
+    check_same(backward(cold(jacobians, executor), arguments()), backward(jacobians, arguments()))
+
 
 @executors
 @both
@@ -148,6 +157,9 @@ def test_what_transforms_have_no_rule_for(fn, executor):
     one_by_one = torch.stack([torch.autograd.grad(fn(leaf, weight, target), leaf, upstream)[0] for upstream in several])
     of_all = torch.func.vmap(lambda upstream: torch.autograd.grad(made, leaf, upstream, retain_graph=True)[0])(several)
     torch.testing.assert_close(of_all, one_by_one)
+    curved = lambda h: torch.func.vmap(torch.func.hessian(lambda x: (x @ weight.T).logsumexp(-1)))(h).sum((1, 2))
+    with pytest.raises(Unsupported, match=r"vmap of a Hessian by forward mode has no form here; expected jacrev"):
+        cold(curved, executor)(hidden)
 
 
 @executors

@@ -38,6 +38,8 @@ class Writes(TorchFunctionMode):
     def __init__(self):
         super().__init__()
         self._written: list[torch.Tensor] = []
+        # Diagonals of examples of torch.func.vmap, which know no base: the view, its base and the arguments.
+        self._diagonals: list[tuple[torch.Tensor, torch.Tensor, tuple]] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -46,12 +48,18 @@ class Writes(TorchFunctionMode):
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._renewed, (args, kwargs))
         target = args[0] if args else None
         if isinstance(target, torch.Tensor):
+            if name == "diagonal" and not kwargs and torch._C._functorch.is_batchedtensor(target):
+                self._diagonals.append((func(*args), target, args[1:]))
+                return self._diagonals[-1][0]
             if name == "__setitem__":
                 return None if self._set_item(*args) else func(*args, **kwargs)
             if name == "fill_diagonal_" and self._fill_diagonal(*args, **kwargs):
                 return target
-            if target._is_view() and (name in _FUNCTIONAL or name in _VALUES) and "out" not in kwargs:
-                made = self._write(name, target, args[1:], kwargs)
+            if (name in _FUNCTIONAL or name in _VALUES) and "out" not in kwargs:
+                for view, base, where in self._diagonals:
+                    if view is target:
+                        return self._write_diagonal(base, where, _values(name, view, args[1:], kwargs))
+                made = self._write(name, target, args[1:], kwargs) if target._is_view() else None
                 if made is not None:
                     return made
         return func(*args, **kwargs)
@@ -117,12 +125,22 @@ class Writes(TorchFunctionMode):
         place = place_of(base, view)
         if view.numel() == 0 or place is None:
             return view if view.numel() == 0 else None
-        if name in _VALUES:
-            values = _VALUES[name](view, *args, **kwargs)
-        else:
-            values = getattr(torch.Tensor, _FUNCTIONAL[name])(view, *args, **kwargs)
-        self._replace(base, place.put(base, values))
+        self._replace(base, place.put(base, _values(name, view, args, kwargs)))
         return place.get(base)
+
+    def _write_diagonal(self, base: torch.Tensor, where: Sequence, values: torch.Tensor) -> torch.Tensor:
+        """Writes into a diagonal of an example of vmap and returns a new view of it."""
+        part = base.diagonal(*where)
+        base.copy_(torch.diagonal_scatter(base, values.to(base.dtype).expand(part.shape), *where))
+        self._diagonals.append((base.diagonal(*where), base, where))
+        return self._diagonals[-1][0]
+
+
+def _values(name: str, x: torch.Tensor, args: Sequence, kwargs: dict) -> torch.Tensor:
+    """Returns what a method that writes in place would make of x."""
+    if name in _VALUES:
+        return _VALUES[name](x, *args, **kwargs)
+    return getattr(torch.Tensor, _FUNCTIONAL[name])(x, *args, **kwargs)
 
 
 @dataclass(frozen=True)
