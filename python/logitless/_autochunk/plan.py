@@ -258,18 +258,17 @@ def compile_text(
         # The compiler's budget counts values. The library takes kernels' scratch as well, which the report lists with each
         # plan; Python keeps more values of a chunk alive. Without a listed plan that fits, the search tries smaller budgets
         # until one is met, then larger ones again to get fewer chunks.
-        wanted, too_large = limits.budget, 0
+        wanted, too_large, listed, on_cpu = limits.budget, 0, 0, machine.device == c.DEVICE_CPU
         for _ in range(_ATTEMPTS):
             if after <= limits.budget or (too_large > 0 and tried[-1].source == tried[-2].source):
                 break
             too_large = wanted
-            listed = _fitting(tried[-1], limits.budget) if function is not None else 0
+            listed = _fitting(tried[-1], limits.budget) if on_cpu and function is not None else 0
             wanted = listed or max(min(int(wanted * min(0.9 * limits.budget / after, 0.7)), _taken(tried[-1]) - 1), 1)
             after = attempt(wanted, 0)
-            if 0 < listed and after <= limits.budget:
-                too_large = 0
         for _ in range(_ATTEMPTS if too_large > 0 else 0):
-            if after > limits.budget or _fills(tried, limits.budget):
+            uses = max((t.bytes for t in tried if t.bytes <= limits.budget), default=0) > 0.8 * limits.budget
+            if after > limits.budget or (uses and (listed > 0 or not on_cpu)) or (on_cpu and _is_fast(tried, limits.budget)):
                 break
             middle = (wanted + too_large) // 2
             if attempt(middle, 0) <= limits.budget:
@@ -382,10 +381,9 @@ def _fitting(made: Tried, budget: int) -> int:
     return min(plans, key=lambda p: p["seconds"], default={"value_bytes": 0})["value_bytes"]
 
 
-def _fills(tried: list[Tried], budget: int) -> bool:
-    """Returns whether a plan uses most of the budget, and smaller chunks do not make it slow."""
-    best, fast = _chosen(tried, budget), min(t.seconds for t in tried)
-    return max(t.bytes for t in tried if t.bytes <= budget) > 0.8 * budget and best.seconds <= _PATIENCE * fast
+def _is_fast(tried: list[Tried], budget: int) -> bool:
+    """Returns whether the plan for a budget takes at most 1.2 times as long as the fastest of all."""
+    return _chosen(tried, budget).seconds <= _PATIENCE * min(t.seconds for t in tried)
 
 
 def _balanced(tried: Sequence[Tried]) -> list[tuple[Request, int]]:

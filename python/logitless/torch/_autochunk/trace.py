@@ -65,7 +65,7 @@ _OUTPUTS = "tensors in tuples, lists and dicts, or a class that torch.utils._pyt
 # Errors of PyTorch that a trace causes, by a part of their text.
 _ADVICE = {
     ".numpy() is not supported": "Tensor.numpy() needs the values of a tensor; only shapes are known when a function is traced",
-    # PyTorch makes tangents of examples on the device meta.
+    # PyTorch's forward mode makes values of examples on the device meta.
     "devices, meta and": "torch.func.vmap of a Hessian by forward mode has no form here; expected jacrev(jacrev(...))",
     "When use_reentrant=True": "a checkpoint with use_reentrant=True has no form here; expected use_reentrant=False",
 }
