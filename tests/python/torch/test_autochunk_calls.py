@@ -464,16 +464,16 @@ def test_the_lines_of_what_is_chunked_and_what_is_not(executor):
         turned = logits.reshape(-1)[7:-5]
         return turned.exp().sum() + logits.logsumexp(-1).sum()
 
-    args = random(4096, DIM).requires_grad_(), random(2, DIM).requires_grad_()  # only rows are worth cutting
+    args = random(65536, DIM).requires_grad_(), random(2, DIM).requires_grad_()  # only rows are worth cutting
     text = autochunk(loss, memory_budget=2048, executor=executor).explain(*args)
     first = loss.__code__.co_firstlineno
     logits = f"test_autochunk_calls.py:{first + 1}: logits = (hidden @ weight.T).float(): "
     turned = f"test_autochunk_calls.py:{first + 2}: turned = logits.reshape(-1)[7:-5]: "
-    assert f"\n  {logits}cast %_to_copy_1 f64[4096, 2]: along dimension 0" in text
+    assert f"\n  {logits}cast %_to_copy_1 f64[65536, 2]: along dimension 0" in text
     # The line of a gradient is that of its value.
-    assert f"\n    boundary: {turned}slice_1 (slice) f32[8180] cannot run on a cut" in text
-    assert f"\n    boundary: {turned}slice_scatter (pad) f32[8192] cannot be cut along dimension" in text
-    assert f"\n  not chunked: {turned}pad %slice_scatter f32[8192]: it cannot be cut" in text
+    assert f"\n    boundary: {turned}slice_1 (slice) f32[131060] cannot run on a cut" in text
+    assert f"\n    boundary: {turned}slice_scatter (pad) f32[131072] cannot be cut along dimension" in text
+    assert f"\n  not chunked: {turned}pad %slice_scatter f32[131072]: it cannot be cut" in text
 
 
 def test_the_line_of_a_head():
