@@ -3,24 +3,35 @@ are attributes of objects and modules, globals, closed-over variables, and items
 
 from __future__ import annotations
 
-import dis
 import os
 import sys
 import sysconfig
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from logitless._autochunk.calls import Calls, NumpyGenerator
+from logitless._autochunk.codes import Names, names_of
+from logitless._autochunk.leaks import Leaks
+from logitless._autochunk.options import Unsupported
+
 _PLAIN = (int, float, bool, str, bytes, complex, type(None), np.generic)
 _MOST = 256  # elements of a container or numpy array that are compared one by one
-_DEPTH = 5  # levels of attributes of attributes
+_DEPTH = 5  # levels of attributes of attributes, and of containers in containers
+_ITEMS = 1024  # containers and objects in containers that are looked at
+_LISTS = (tuple, list, set, frozenset, deque)
+_DICTS = (dict, types.MappingProxyType)
+_ENVIRON = id(type(os.environ).__getitem__.__code__)
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _MAKERS = ("logitless", "torch", "jax", "numpy", "namedtuple_", "dataclasses")  # modules that generate code
+_NO_NAMES: set = set()
 _missing = object()
 
 
@@ -35,9 +46,9 @@ def _frozen(value: Any) -> Any:
         return type(value), number(value)
     if isinstance(value, np.ndarray) and value.size <= _MOST:
         return np.ndarray, str(value.dtype), value.shape, value.tobytes()
-    if type(value) in (tuple, list, set, frozenset) and len(value) <= _MOST:
+    if isinstance(value, _LISTS) and len(value) <= _MOST:
         return type(value), tuple(v if type(v) is str else _element(v) for v in value)
-    if isinstance(value, dict) and len(value) <= _MOST:
+    if isinstance(value, _DICTS) and len(value) <= _MOST:
         return dict, tuple((k, _element(v)) for k, v in value.items())
     if isinstance(value, types.MethodType):  # each access makes a new object
         return types.MethodType, id(value.__self__), id(value.__func__)
@@ -56,6 +67,17 @@ def _of_dict(owner: dict, name: Any) -> Any:
 
 def _of_object(owner: Any, name: str) -> Any:
     return getattr(owner, name, _missing)
+
+
+def _of_item(owner: Any, key: Any) -> Any:
+    try:
+        return owner[key]
+    except (IndexError, KeyError, TypeError):
+        return _missing
+
+
+def _of_environment(owner: Any, name: str) -> Any:
+    return owner.get(name, _missing)
 
 
 def _of_cell(owner: types.CellType, name: str) -> Any:
@@ -97,18 +119,40 @@ class Reads:
     skips: Callable[[str], bool]
     ignored: Callable[[Any], bool] = lambda value: False
     runs: Callable[[Any], Sequence[Any]] = lambda value: ()
+    calls: Calls = field(default_factory=Calls)
     found: dict[tuple, Read] = field(default_factory=dict)
-    _codes: dict[types.CodeType, tuple[set, set] | None] = field(default_factory=dict)
+    _codes: dict[types.CodeType, Names | None] = field(default_factory=dict)
     _seen: set = field(default_factory=set)
+    _items: int = 0
     _before: Any = None
+    _refusal: Unsupported | None = None
+    _imports: dict[str, set] = field(default_factory=dict)  # modules that functions import, and names of their code
+
+    def __post_init__(self):
+        self.leaks = Leaks(self.ignored)
+        self.calls = replace(self.calls, library=_LIBRARY)
 
     def __enter__(self) -> Reads:
+        self._refusal = None
+        self._numpy = NumpyGenerator()
         self._before = sys.getprofile()
         sys.setprofile(self._event)
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, kind, error, trace) -> None:
         sys.setprofile(self._before)
+        kept = self.leaks.put_back()
+        names = set().union(*(found.all for found in self._codes.values() if found is not None))
+        drawn = self._numpy.check(names)
+        if self._refusal is not None and error is not self._refusal:  # the function caught it
+            raise self._refusal
+        if drawn is not None:
+            raise Unsupported(drawn)
+        if kept and error is None:
+            raise Unsupported(
+                f"autochunk: the function keeps a tensor in {', '.join(kept)}, which is done once, when it is traced, and "
+                "not in each call; expected it among the results, to be kept by the caller"
+            )
 
     def outside(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
         """Calls a function that runs no code to be recorded. Watching it would take several times as long. From Python
@@ -122,10 +166,21 @@ class Reads:
             sys.setprofile(self._event)
 
     def _event(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        try:
+            if event == "call":
+                self.calls.check(frame)
+            elif event == "c_call":
+                self.calls.check_native(frame, argument)
+        except Unsupported as error:
+            self._refusal = error
+            raise
         if event == "call":
             names = self._known_names(frame.f_code, frame.f_globals)
             if names is not None:
-                self._frame(frame, *names)
+                self._frame(frame, names)
+            elif id(frame.f_code) == _ENVIRON and frame.f_locals.get("self") is os.environ:
+                key = frame.f_locals["key"]
+                self._add(_of_environment, os.environ, key, _of_environment(os.environ, key), f"os.environ[{key!r}]", True)
         if self._before is not None:
             self._before(frame, event, argument)
 
@@ -133,41 +188,46 @@ class Reads:
         library = file.startswith(_LIBRARY) and "site-packages" not in file
         return library or file.startswith(("<frozen", _OWN)) or self.skips(file)
 
-    def _known_names(self, code: types.CodeType, space: dict) -> tuple[set, set] | None:
+    def _known_names(self, code: types.CodeType, space: dict) -> Names | None:
         names = self._codes.get(code, _missing)
         if names is _missing:
             names = self._codes[code] = self._names(code, space)
         return names
 
-    def _names(self, code: types.CodeType, space: dict) -> tuple[set, set] | None:
-        """Returns the names in a function's code, including string constants that may be names, and the names of its
-        globals. Returns None for code that is skipped."""
+    def _names(self, code: types.CodeType, space: dict) -> Names | None:
+        """Returns the names in a function's code. Returns None for code that is skipped."""
         made = code.co_filename.startswith("<") and str(space.get("__name__")).startswith(_MAKERS)
-        if made or self._skips(code.co_filename):
-            return None
-        names, variables, work = set(), set(), [code]
-        while work:
-            code = work.pop()
-            names.update(code.co_names)
-            variables.update(i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-            for constant in code.co_consts:
-                if isinstance(constant, str):
-                    names.add(constant)
-                elif isinstance(constant, types.CodeType):  # a comprehension or a nested function
-                    work.append(constant)
-        return names, variables
+        return None if made or self._skips(code.co_filename) else names_of(code)
 
-    def _frame(self, frame: types.FrameType, names: set, variables: set) -> None:
+    def _frame(self, frame: types.FrameType, names: Names) -> None:
         code = frame.f_code
-        for name in variables:
-            if name in frame.f_globals:
-                self._read(_of_dict, frame.f_globals, name, name, names, 0)
+        self._globals(frame.f_globals, names)
         for name in code.co_freevars:
-            self._object(frame.f_locals.get(name, _missing), name, names, 0)
+            self._object(frame.f_locals.get(name, _missing), name, names.all, 0)
         for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             value = frame.f_locals.get(name, _missing)
             if not isinstance(value, (dict, list, tuple, set)):
-                self._object(value, name, names, 0)
+                self._object(value, name, names.all, 0)
+        if code.co_argcount > 0:
+            method = getattr(type(frame.f_locals.get(code.co_varnames[0])), code.co_name, None)
+            if isinstance(method, types.FunctionType) and method.__code__ is code:
+                self._defaults(method, names.all)
+
+    def _globals(self, space: dict, names: Names) -> None:
+        for name in names.variables:
+            if name in space:
+                self._read(_of_dict, space, name, name, names.all, 0, True)
+        if names.stored:
+            self.leaks.keep(space, str(space.get("__name__")), only=names.stored)
+        for level, module in names.imports:
+            package = str(space.get("__package__") or "").rsplit(".", max(level - 1, 0))[0]
+            self._imports.setdefault(f"{package}.{module}" if level else module, set()).update(names.all)
+
+    def _defaults(self, function: types.FunctionType, names: set) -> None:
+        """Records the defaults of a function's arguments, and what those hold that may change."""
+        for name in ("__defaults__", "__kwdefaults__"):
+            if getattr(function, name):
+                self._read(_of_object, function, name, f"{function.__name__}.{name}", names, 0, True)
 
     def function(self, function: Any) -> None:
         """Records the globals and closed-over variables that a function may read whenever it is called."""
@@ -177,16 +237,14 @@ class Reads:
         found = self._known_names(function.__code__, function.__globals__)
         if found is None:
             return
-        names, variables = found
-        for name in variables:
-            if name in function.__globals__:
-                self._read(_of_dict, function.__globals__, name, name, names, 0)
+        self._globals(function.__globals__, found)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-            self._object(_of_cell(cell, name), name, names, 0)
+            self._object(_of_cell(cell, name), name, found.all, 0, True)
         self.closure(function)
 
     def closure(self, function: Any) -> None:
-        """Records the closed-over variables of a function, and of functions that it closes over or wraps."""
+        """Records the closed-over variables and defaults of a function, and of functions that it closes over, wraps or
+        is a partial call of."""
         work, seen = [function], set()
         while work:
             function = work.pop()
@@ -195,25 +253,44 @@ class Reads:
                 continue
             seen.add(id(function))
             work += [w for w in (getattr(function, "__wrapped__", None),) if w is not None]
+            if isinstance(function, partial):
+                self._partial(function)
+                work.append(function.func)
             if not isinstance(function, types.FunctionType) or self._skips(function.__code__.co_filename):
                 continue
+            names = self._known_names(function.__code__, function.__globals__)
+            self._defaults(function, names.all if names else _NO_NAMES)
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
                 value = _of_cell(cell, name)
                 self._add(_of_cell, cell, name, value, name)
+                self.leaks.keep(cell, name)
+                self._object(value, name, names.all if names else _NO_NAMES, 0, True)
                 if callable(value):
                     work.append(value)
 
-    def _read(self, get: Callable, owner: Any, name: Any, title: str, names: set, depth: int) -> None:
+    def _partial(self, function: partial) -> None:
+        inner = function.func
+        while isinstance(inner, partial):
+            inner = inner.func
+        inner = getattr(inner, "__func__", inner)
+        found = self._known_names(inner.__code__, inner.__globals__) if isinstance(inner, types.FunctionType) else None
+        for name in ("args", "keywords"):
+            self._read(_of_object, function, name, f"partial.{name}", found.all if found else _NO_NAMES, 0, True)
+
+    def _read(
+        self, get: Callable, owner: Any, name: Any, title: str, names: set, depth: int, outside: bool = False
+    ) -> None:
         value = get(owner, name)
         if value is not _missing:
             self._add(get, owner, name, value, title)
-            self._object(value, title, names, depth)
+            self._object(value, title, names, depth, outside)
 
-    def _add(self, get: Callable, owner: Any, name: Any, value: Any, title: str) -> None:
+    def _add(self, get: Callable, owner: Any, name: Any, value: Any, title: str, absent: bool = False) -> None:
+        """Records one variable. absent: one that does not exist yet, too."""
         key = (id(owner), get, name)
-        if key in self.found or value is _missing or isinstance(value, types.ModuleType):
+        if key in self.found or (value is _missing and not absent) or isinstance(value, types.ModuleType):
             return
-        elements = list(value.values()) if isinstance(value, dict) else value if isinstance(value, (list, tuple, set)) else ()
+        elements = list(value.values()) if isinstance(value, _DICTS) else value if isinstance(value, _LISTS) else ()
         if self.ignored(value) or (len(elements) <= _MOST and any(map(self.ignored, elements))):
             return
         try:
@@ -221,29 +298,51 @@ class Reads:
         except TypeError:  # a dict or a cell
             held, weak = owner, False
         self.found[key] = Read(get, held, weak, name, _frozen(value), (value, list(elements)[:_MOST]), title)
-        if isinstance(value, (types.FunctionType, types.MethodType)) or hasattr(type(value), "explain"):
+        if isinstance(value, (types.FunctionType, types.MethodType, partial)) or hasattr(type(value), "explain"):
             self.closure(value)
         for function in self.runs(value):
             self.function(function)
 
-    def _object(self, value: Any, title: str, names: set, depth: int) -> None:
-        """Records the attributes that the code may read of an object."""
+    def _object(self, value: Any, title: str, names: set, depth: int, outside: bool = False) -> None:
+        """Records what the code may read of an object: attributes of these names, and items. outside: whether the object
+        outlives the function."""
         plain = value is _missing or isinstance(value, (*_PLAIN, type, types.FunctionType, types.BuiltinFunctionType))
-        if plain or depth == _DEPTH or (id(value), id(names)) in self._seen or self.ignored(value):
+        if plain or depth == _DEPTH or self.ignored(value):
+            return
+        outside = outside or value in self.leaks
+        if outside:
+            self.leaks.keep(value, title)
+        if (id(value), id(names)) in self._seen:
             return
         self._seen.add((id(value), id(names)))
         if isinstance(value, types.ModuleType):
             file = getattr(value, "__file__", None) or _OWN
             if self._skips(file):
                 return
-        if isinstance(value, dict):
-            for name in names:
-                if name in value:
-                    self._read(_of_dict, value, name, f"{title}[{name!r}]", names, depth + 1)
-            return
+        if isinstance(value, (*_DICTS, *_LISTS)):
+            self._contents(value, title, names, depth, outside)
         own = getattr(value, "__dict__", None)
         for name in self._attributes(value, own, names):
-            self._read(_of_object, value, name, f"{title}.{name}", names, depth + 1)
+            self._read(_of_object, value, name, f"{title}.{name}", names, depth + 1, outside)
+
+    def _contents(self, value: Any, title: str, names: set, depth: int, outside: bool) -> None:
+        """Records the items of a container that the code names, and all where it names none. Numbers and texts are seen
+        by who records the container."""
+        if len(value) > _MOST and not isinstance(value, _DICTS):
+            return
+        items = list(value.items()) if isinstance(value, _DICTS) else list(enumerate(value))
+        if isinstance(value, _DICTS):
+            named = [(k, v) for k, v in items if isinstance(k, str) and k in names]
+            items = named or (items if len(items) <= _MOST else [])
+        for key, item in items:
+            if isinstance(item, (*_PLAIN, type)) or isinstance(value, (set, frozenset)):
+                if isinstance(value, _DICTS) and key in names:
+                    self._add(_of_item, value, key, item, f"{title}[{key!r}]")
+                continue
+            self._items += 1
+            if self._items > _ITEMS:
+                return
+            self._read(_of_item, value, key, f"{title}[{key!r}]", names, depth + 1, outside)
 
     @staticmethod
     def _attributes(value: Any, own: Any, names: set) -> Iterator[str]:
@@ -260,6 +359,9 @@ class Reads:
 
     def all(self) -> list[Read]:
         """Returns the reads whose owners outlive the trace and that the function did not change itself."""
+        for module, names in self._imports.items():
+            self._object(sys.modules.get(module, _missing), module, names, 0)
+        self.leaks.clear()
         return [read for read in self.found.values() if (not read.weak or read.owner() is not None) and read.holds()]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import Partial
 
+from logitless._autochunk.calls import Calls
 from logitless._autochunk.function import (
     ChunkedFunction,
     P,
@@ -391,7 +392,7 @@ class AutoChunked(ChunkedFunction[P, R]):
         if call is not None:
             return call, arrays
 
-        reads = Reads(_skips, lambda value: isinstance(value, jax.core.Tracer), _runs)
+        reads = Reads(_skips, lambda value: isinstance(value, jax.core.Tracer), _runs, Calls(frameworks=_FOLDERS))
         reads.closure(self._function)
 
         def flat(*given):

@@ -47,7 +47,8 @@ from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.host_time import seconds_of_calls
 from logitless.torch._autochunk.memory import eager_bytes, peak_bytes
 from logitless.torch._autochunk.methods import bound
-from logitless.torch._autochunk.modules import Shim, modules_of, state_of
+from logitless.torch._autochunk.modules import Shim, keep_attributes, modules_of, state_of
+from logitless.torch._autochunk.outside import CALLS
 from logitless.torch._autochunk.program import drawing, kept_products, to_text
 from logitless.torch._autochunk.source import to_source
 from logitless.torch._autochunk.transforms import SECOND
@@ -551,12 +552,13 @@ class AutoChunked(ChunkedFunction[P, R]):
         constants, held = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], list(state)
         target = self._function.forward if isinstance(self._function, torch.nn.Module) else self._function
         shim = Shim(self._function, modules) if modules else None
-        reads = Reads(_skips, lambda value: isinstance(value, FakeTensor), runs)
+        reads = Reads(_skips, lambda value: isinstance(value, FakeTensor), runs, CALLS)
         reads.closure(target)
 
         def call(*given):
             inner_args, inner_kwargs = pytree.tree_unflatten(put(constants, places, given), spec)
             replaced = dict(zip(held, given[len(places) :]))
+            keep_attributes(modules, reads.leaks)
             with reads, Watched(reads):
                 if shim is None:
                     return self._function(*inner_args, **inner_kwargs)

@@ -8,6 +8,9 @@ from collections.abc import Callable
 import torch
 from torch.nn.modules import module as of_all_modules
 
+from logitless._autochunk.leaks import Leaks
+from logitless._autochunk.options import Unsupported
+
 _HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
 _EVERYWHERE = [getattr(of_all_modules, f"_global{name}") for name in _HOOKS]
 
@@ -95,4 +98,29 @@ class Shim(torch.nn.Module):
             self.add_module(name, module)
 
     def forward(self, *args, **kwargs):
-        return self.function[0](*args, **kwargs)
+        before = self._tensors()
+        made = self.function[0](*args, **kwargs)
+        now = self._tensors()
+        assigned = [name for name in now if now[name] is not before.get(name) and now[name] is not None]
+        if assigned:
+            raise Unsupported(
+                f"autochunk: the function assigns {', '.join(assigned)}, which is done once, when it is traced, and not in "
+                "each call; expected the new tensor among the results, to be assigned by the caller"
+            )
+        return made
+
+    def _tensors(self) -> dict[str, torch.Tensor | None]:
+        """Returns parameters and buffers by name, as they stand in the modules."""
+        found = {}
+        for prefix, module in self.named_modules():
+            for tensors in (module._parameters, module._buffers):
+                found.update((f"{prefix}.{name}", t) for name, t in tensors.items())
+        return found
+
+
+def keep_attributes(modules: dict[str, torch.nn.Module], leaks: Leaks) -> None:
+    """Notes the attributes of all modules, in which a function may leave tensors of its trace."""
+    for holder, root in modules.items():
+        for name, module in root.named_modules(prefix=holder):
+            hooks = [h for h in module._forward_pre_hooks.values() if type(h).__module__.startswith("torch.nn.utils.")]
+            leaks.keep(module, name, free=frozenset(getattr(h, "name", "") for h in hooks))  # set before each call

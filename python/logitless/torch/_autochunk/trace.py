@@ -172,6 +172,7 @@ def alone() -> Iterator[Around]:
     around = Around(torch.is_grad_enabled(), peek_interpreter_stack() is not None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(one_at_a_time())
+        stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))  # it is traced as it was written
         stack.enter_context(tracing())
         stack.enter_context(_no_transforms())
         stack.enter_context(_disable_current_modes())
