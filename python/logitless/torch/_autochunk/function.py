@@ -51,7 +51,6 @@ from logitless.torch._autochunk.modules import Shim, keep_attributes, modules_of
 from logitless.torch._autochunk.outside import CALLS
 from logitless.torch._autochunk.program import drawing, kept_products, to_text
 from logitless.torch._autochunk.source import to_source
-from logitless.torch._autochunk.transforms import SECOND
 from logitless.torch._autochunk.trace import TENSOR, Around, Traced, alone, one_at_a_time, trace
 from logitless.torch._autochunk.watched import Watched, runs
 
@@ -156,23 +155,24 @@ class _Chunked(torch.autograd.Function):
         count = len(plan.traced.outputs)
         outputs = made[:count]
         ctx.plan = plan
-        ctx.save_for_backward(*plan.saved(tensors, made[count:]))
         ctx.mark_non_differentiable(*(o for o, yes in zip(outputs, plan.traced.differentiable) if not yes))
-        return tuple(outputs)
+        end = torch.empty(0, dtype=torch.float32, device="cpu")  # an output, and so a function of all inputs
+        ctx.save_for_backward(*plan.saved(tensors, made[count:]), end)
+        return (*outputs, end)
 
     @staticmethod
     def backward(ctx, *cotangents):
         if torch.is_grad_enabled():  # backward is recorded only under create_graph=True
-            raise NotImplementedError(SECOND)
+            return transforms.gradients_once(_Chunked, ctx, cotangents)
         if not transforms.active():
             autograd.check_backward(*cotangents)
-        plan = ctx.plan
+        plan, saved = ctx.plan, ctx.saved_tensors[:-1]
         wanted = [t for t, yes in zip(cotangents, plan.traced.differentiable) if yes]
         if transforms.active():  # vmap runs this backward: one upstream gradient after another
-            gradients = iter(transforms.gradients(plan, ctx.saved_tensors, wanted))
+            gradients = iter(transforms.gradients(plan, saved, wanted))
             return (None, *(next(gradients) if has else None for has in plan.has_grad))
         # The library writes each result into its own memory. PyTorch's operations may return their inputs.
-        gradients = iter(plan.gradients(ctx.saved_tensors, wanted, owned=plan.limits.native))
+        gradients = iter(plan.gradients(saved, wanted, owned=plan.limits.native))
         return (None, *(next(gradients) if has else None for has in plan.has_grad))
 
 

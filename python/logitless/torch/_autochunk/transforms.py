@@ -127,3 +127,26 @@ class _Gradients(_Rules):
     @staticmethod
     def vmap(info, in_dims, *args):
         return _one_by_one(_Gradients, info, in_dims, args)
+
+
+def gradients_once(function, ctx, cotangents: Sequence[torch.Tensor]) -> tuple:
+    """Returns the results of a function's backward under create_graph=True, where derivatives of them raise."""
+    if active():
+        raise NotImplementedError(SECOND)
+    with torch.no_grad():
+        made = function.backward(ctx, *cotangents)
+    places = [i for i, t in enumerate(made) if t is not None]
+    ended = dict(zip(places, _Once.apply(len(places), *(made[i] for i in places), ctx.saved_tensors[-1], *cotangents)))
+    return tuple(ended.get(i) for i in range(len(made)))
+
+
+class _Once(torch.autograd.Function):
+    """Returns the first ``count`` tensors, as functions of all others whose derivatives raise."""
+
+    @staticmethod
+    def forward(ctx, count, *tensors):
+        return tuple(t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise NotImplementedError(SECOND)
