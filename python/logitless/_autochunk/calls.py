@@ -29,7 +29,8 @@ class Refused:
 
 def by_code(functions: Mapping[Callable, Refused]) -> dict[int, Refused]:
     """Returns the refused calls of Python functions, by the identity of their code."""
-    return {id(inspect.unwrap(function).__code__): refused for function, refused in functions.items()}
+    codes = ((getattr(inspect.unwrap(function), "__code__", None), refused) for function, refused in functions.items())
+    return {id(code): refused for code, refused in codes if code is not None}
 
 
 def _of_global_random(frame: types.FrameType) -> bool:

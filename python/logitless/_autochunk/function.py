@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import sys
 import threading
@@ -28,6 +29,7 @@ _MANY = 8  # plans of one key beyond which a warning names the variable that cha
 
 class _Tracing(threading.local):
     depth = 0
+    running = False  # a function inside of the traced one has unsupported="run"
 
 
 _tracing = _Tracing()
@@ -37,6 +39,7 @@ _tracing = _Tracing()
 def tracing() -> Iterator[None]:
     """Marks that a chunked function is being traced: chunked functions that it calls are traced as part of it."""
     _tracing.depth += 1
+    _tracing.running = _tracing.running and _tracing.depth > 1
     try:
         yield
     finally:
@@ -94,6 +97,7 @@ class ChunkedFunction(Generic[P, R]):
     """The base class of each framework's ``AutoChunked``, with ``explain`` and ``source``."""
 
     executors: tuple[str, ...] = EXECUTORS  # the executors that the option accepts
+    register_dataclass = ""  # the framework's function
 
     def __init__(self, function: Callable[P, R], limits: Limits, gradients: str, unsupported: str):
         self.limits = limits
@@ -116,6 +120,11 @@ class ChunkedFunction(Generic[P, R]):
         if found is self:
             return name
         return type(self), (self._function, self.limits, self.gradients, self.unsupported)
+
+    def _inside(self, args: tuple, kwargs: dict) -> Any:
+        """Calls the function as part of another that is being traced, whose options hold."""
+        _tracing.running = _tracing.running or self.unsupported == "run"
+        return self._function(*args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """Reports which values were chunked and along which dimension, which were not and why, and the memory before
@@ -148,11 +157,24 @@ class ChunkedFunction(Generic[P, R]):
         try:
             return self._made.get(key)
         except TypeError as error:
-            raise TypeError(f"autochunk: arguments must be {expected} or hashable values; {error}") from error
+            raise TypeError(f"autochunk: arguments must be {expected} or hashable values; {error}{self._advice(key)}") from error
+
+    def _advice(self, key: Any) -> str:
+        """Returns advice where the key of arguments has a dataclass that the framework does not know."""
+        work = [key]
+        while work:
+            value = work.pop()
+            if isinstance(value, tuple):
+                work += value
+            elif isinstance(value, type) and dataclasses.is_dataclass(value):
+                return f": {self.register_dataclass}({value.__name__}) makes its fields arguments"
+        return ""
 
     def refused(self, error: Unsupported, stacklevel: int) -> str:
         """Applies the option ``unsupported``: raises the error, or warns and returns the reason. stacklevel: the
         caller's."""
+        if self.unsupported == "error" and _tracing.running:
+            raise Unsupported(f"{error} (the options of the outermost chunked function hold, unsupported='error')") from error
         if self.unsupported == "error":
             raise error
         warnings.warn(f"the function runs unchunked: {error}", stacklevel=stacklevel + 1)

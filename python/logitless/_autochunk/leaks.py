@@ -15,7 +15,7 @@ _DEPTH = 2  # containers within containers that may hold tensors
 
 @dataclass
 class _State:
-    """What an object outside of the function held before it ran."""
+    """Holds what an object outside of the function had before it ran."""
 
     owner: Any
     title: str

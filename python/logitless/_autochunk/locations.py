@@ -72,3 +72,15 @@ def located(message: str, locations: Mapping[str, str]) -> str:
     found = (locations[name] for name in names if name in locations)
     location = next(found, None)
     return message if location is None else f"{location}: {message}"
+
+
+def located_in(message: str, text: str, locations: Mapping[str, str]) -> str:
+    """Prefixes a compiler's message as ``located`` does, or with the line of the statement of the text that it names, such
+    as "program:4:9: ..."."""
+    made = located(message, locations)
+    place = re.match(r"program:(\d+):", message)
+    if made != message or place is None:
+        return made
+    [statement] = text.splitlines()[int(place[1]) - 1 : int(place[1])] or [""]
+    found = next((locations[name] for name in re.findall(r"%(\w+)", statement) if name in locations), None)
+    return message if found is None else f"{found}: {message}"

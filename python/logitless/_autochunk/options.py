@@ -55,8 +55,10 @@ def checked_limits(
         raise ValueError(f"chunks: expected 0 beside memory_budget, got {chunks}")
     if gradients not in GRADIENTS:
         raise ValueError(f"gradients: expected one of {', '.join(GRADIENTS)}, got {gradients!r}")
+    if not isinstance(strict, bool):
+        raise ValueError(f"strict: expected True or False, got {strict!r}")
     if unsupported not in ("error", "run"):
         raise ValueError(f"unsupported: expected 'error' or 'run', got {unsupported!r}")
     if executor not in executors:
         raise ValueError(f"executor: expected one of {', '.join(executors)}, got {executor!r}")
-    return Limits(budget, chunks, bool(strict), executor == "native", executor == AUTO)
+    return Limits(budget, chunks, strict, executor == "native", executor == AUTO)

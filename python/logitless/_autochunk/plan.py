@@ -12,7 +12,7 @@ from logitless._autochunk.checks import Checks
 from logitless._autochunk.externs import Call, described
 from logitless._autochunk.native import Machine, Request, program
 from logitless._autochunk.options import Limits, Unsupported
-from logitless._autochunk.locations import located
+from logitless._autochunk.locations import located, located_in
 from logitless._autochunk.price import Price, price_of, weight
 from logitless._autochunk.text import load
 from logitless._compiler import Program
@@ -193,7 +193,7 @@ def _compiled(request: Request, native: bool, locations: dict[str, str]) -> Prog
     except (NotImplementedError, ValueError) as error:
         what = "has no form of" if isinstance(error, NotImplementedError) else "refuses"
         advice = "; executor='python' may run it" if native else ""
-        why = located(str(error), locations)
+        why = located_in(str(error), request.text, locations)
         raise Unsupported(f"autochunk: the compiler {what} this program: {why}{advice}") from error
 
 

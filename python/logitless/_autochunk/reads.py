@@ -123,6 +123,7 @@ class Reads:
     found: dict[tuple, Read] = field(default_factory=dict)
     _codes: dict[types.CodeType, Names | None] = field(default_factory=dict)
     _seen: set = field(default_factory=set)
+    _sets: list[set] = field(default_factory=list)  # sets of names, whose identities _seen has
     _items: int = 0
     _before: Any = None
     _refusal: Unsupported | None = None
@@ -274,8 +275,10 @@ class Reads:
             inner = inner.func
         inner = getattr(inner, "__func__", inner)
         found = self._known_names(inner.__code__, inner.__globals__) if isinstance(inner, types.FunctionType) else None
+        names = {*function.keywords, *(found.all if found else ())}
+        self._sets.append(names)
         for name in ("args", "keywords"):
-            self._read(_of_object, function, name, f"partial.{name}", found.all if found else _NO_NAMES, 0, True)
+            self._read(_of_object, function, name, f"partial.{name}", names, 0, True)
 
     def _read(
         self, get: Callable, owner: Any, name: Any, title: str, names: set, depth: int, outside: bool = False

@@ -3,6 +3,7 @@ met."""
 
 import copy
 import pickle
+import random
 import re
 import types
 import warnings
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from logitless.jax import autochunk
+from logitless.jax import Unsupported, autochunk
 
 TEMPERATURE = 2.0
 X = jnp.arange(12.0).reshape(3, 4)
@@ -117,3 +118,35 @@ def test_a_custom_gradient_that_reads_a_variable(monkeypatch):
         monkeypatch.setattr(HELD, "factor", factor)
         jax.clear_caches()
         np.testing.assert_allclose(jax.grad(chunked)(X), jax.grad(function)(X), rtol=1e-6)
+
+
+OPTIONS, ITEMS, KEPT = {"t": 1.0}, [{"t": 1.0}], []
+
+
+def default(x, options=OPTIONS):
+    return jnp.sum(x * options["t"])
+
+
+@pytest.mark.parametrize(
+    "function, change",
+    [(default, lambda: OPTIONS.update(t=3.0)), (lambda x: jnp.sum(x * ITEMS[0]["t"]), lambda: ITEMS[0].update(t=3.0))],
+)
+def test_values_within_others(function, change):
+    chunked = autochunk(function)
+    agrees(chunked, function)
+    change()
+    agrees(chunked, function)
+
+
+@pytest.mark.parametrize(
+    "function, message",
+    [
+        (lambda x: jnp.sum(x) * random.random(), "random.random is drawn once"),
+        (lambda x: jnp.sum(x) * np.random.rand(), "a number of np.random is drawn once"),
+        (lambda x: KEPT.append(jnp.sum(x)) or jnp.sum(x), "keeps a tensor in KEPT, which is done once"),
+    ],
+)
+def test_what_a_function_does_outside_of_itself(function, message):
+    with pytest.raises(Unsupported, match=message):
+        autochunk(function)(X)
+    assert KEPT == []

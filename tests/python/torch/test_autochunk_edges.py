@@ -14,7 +14,7 @@ from logitless._autochunk.checks import unpacked
 from logitless._autochunk.parse import parse
 from logitless._autochunk.text import load
 from logitless._compiler import Program
-from logitless.torch import autochunk
+from logitless.torch import Unsupported, autochunk
 from logitless.torch._autochunk import program
 from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.source import to_source
@@ -442,3 +442,14 @@ def test_computed_numbers_of_16_bits_are_compared_rounded(dtype, reduce):
             mean, equal = autochunk(function, executor=executor, memory_budget=budget)(x, w)
             assert (equal >= 1).all()
             assert all(d.isfinite().all() for d in torch.autograd.grad(mean, (x, w)))
+
+
+def test_refusals_that_name_what_is_expected():
+    """A device without values, mixed dtypes, and a function inside of another whose options hold."""
+    with pytest.raises(Unsupported, match="tensors on meta among the arguments"):
+        autochunk(torch.sum, executor="python")(torch.ones(2, device="meta"))
+    with pytest.raises(Unsupported, match=r"test_autochunk_edges.py:\d+: .*: dot: operands are f32\[2, 2\] and bf16"):
+        autochunk(lambda x: (x @ x.bfloat16()).sum())(torch.ones(2, 2, device=oracle.DEVICE))
+    inner = autochunk(lambda x: x.sum().item() * x.sum(), unsupported="run")
+    with pytest.raises(Unsupported, match=r"options of the outermost chunked function hold, unsupported='error'\)"):
+        autochunk(lambda x: inner(x))(torch.ones(2, device=oracle.DEVICE))

@@ -1,16 +1,21 @@
 """Values that a chunked function reads besides its arguments, which may change; copies of it."""
 
+import collections
 import copy
+import functools
+import os
 import pickle
+import random
 import sys
 import types
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
 from logitless._autochunk.reads import Reads
-from logitless.torch import autochunk
+from logitless.torch import Unsupported, autochunk
 from logitless.torch._compile import register
 
 register()
@@ -250,3 +255,144 @@ def test_operations_of_pytorch_are_not_watched(monkeypatch):
     monkeypatch.setattr(Reads, "_event", count)
     autochunk(lambda x: torch.nn.functional.cross_entropy(x @ X.T, X[:, 0].long() % 3))(X)
     assert "<lambda>" in watched and "__torch_dispatch__" not in watched
+
+
+def watched_values():
+    """Yields functions of a value that stands in something else, and what changes it."""
+    options, items = {"t": 1.0}, [types.SimpleNamespace(t=1.0), {"t": 1.0}]
+    queue, optimizer = collections.deque([1.0, 2.0]), torch.optim.SGD([torch.ones(1)], lr=1.0)
+    module = types.ModuleType("settings_of_test")
+    module.T, module.__file__ = 1.0, __file__
+    sys.modules["settings_of_test"] = module
+
+    def default(x, options=options):
+        return x * options["t"]
+
+    def imported(x):
+        from settings_of_test import T
+
+        return x * T
+
+    part = functools.partial(lambda x, t, o: x * t * o["t"], t=1.0, o=options)
+    yield "default", default, lambda: options.update(t=3.0)
+    yield "default of what is called", lambda x: default(x), lambda: options.update(t=5.0)
+    yield "object in a list", lambda x: x * items[0].t, lambda: setattr(items[0], "t", 3.0)
+    yield "dicts in a list", lambda x: x * sum(item["t"] for item in items[1:]), lambda: items[1].update(t=3.0)
+    yield "learning rate", lambda x: x * optimizer.param_groups[0]["lr"], lambda: optimizer.param_groups[0].update(lr=3.0)
+    yield "keyword of a partial", part, lambda: part.keywords.update(t=3.0)
+    yield "dict of a partial", lambda x: part(x), lambda: options.update(t=7.0)
+    yield "deque", lambda x: x * queue[0], lambda: queue.appendleft(3.0)
+    yield "environment", lambda x: x * float(os.environ.get("SCALE", "1")), lambda: os.environ.update(SCALE="3")
+    yield "import", imported, lambda: setattr(module, "T", 3.0)
+
+
+@pytest.mark.parametrize("function, change", [pytest.param(f, c, id=name) for name, f, c in watched_values()])
+def test_values_within_others(function, change, monkeypatch):
+    monkeypatch.delenv("SCALE", raising=False)
+    chunked, before = autochunk(function), function(X)
+    agrees(chunked, function)
+    change()
+    agrees(chunked, function)
+    agrees(chunked, function)
+    assert compilations(chunked) == 2 and not torch.equal(before, function(X))
+
+
+class Keeps(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+        self.register_buffer("mean", torch.zeros(()))
+        self.kept = []
+
+    def assigned(self, x):
+        self.mean = 0.5 * self.mean + x.mean()
+        return (x * self.weight).sum()
+
+    def attribute(self, x):
+        self.aux = x.mean()
+        return (x * self.weight).sum()
+
+    def appended(self, x):
+        self.kept.append(x.mean())
+        return (x * self.weight).sum()
+
+    def gradients(self, x):
+        loss = (x * self.weight).sum()
+        loss.backward()
+        return loss.detach()
+
+
+KEPT = {}
+
+
+def in_a_global(x):
+    KEPT["mean"] = x.mean()
+    return x.sum()
+
+
+def caught(x):
+    try:
+        torch.manual_seed(7)
+    except NotImplementedError:
+        pass
+    return x.sum()
+
+
+def forked(x):
+    with torch.random.fork_rng():
+        return x.sum()
+
+
+OPTIMIZER = torch.optim.SGD([torch.ones(1)], lr=1.0)
+OUTSIDE = [
+    (Keeps().assigned, "the function assigns module.mean, which is done once"),
+    (Keeps().attribute, "keeps a tensor in module.aux, which"),
+    (Keeps().appended, "keeps a tensor in self.kept, which"),
+    (Keeps().gradients, r"test_autochunk_reads.py:\d+: loss.backward\(\): Tensor.backward puts gradients"),
+    (in_a_global, "keeps a tensor in KEPT, which"),
+    (lambda x: OPTIMIZER.step() or x.sum(), "Optimizer.step changes parameters"),
+    (caught, "torch.manual_seed sets the random generator of the caller"),
+    (forked, "torch.random.fork_rng sets"),
+    (lambda x: x.sum() * random.random(), "random.random is drawn once"),
+    (lambda x: x.sum() * random.randint(2, 9), "random.randint is drawn once"),
+    (lambda x: x.sum() * float(np.random.rand()), "a number of np.random is drawn once"),
+    (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "torch.cond has no form .* expected torch.where"),
+    (lambda x: (f"{x.mean():.3f}", x.sum())[1], "the text of a number needs the values"),
+]
+
+
+@pytest.mark.parametrize("executor", ["native", "python"])
+@pytest.mark.parametrize("function, message", OUTSIDE)
+def test_what_a_function_does_outside_of_itself(function, message, executor):
+    """It is refused by name, before it is done, and nothing of the trace stays."""
+    own = getattr(function, "__self__", types.SimpleNamespace())
+    torch.manual_seed(100)
+    states = random.getstate(), np.random.get_state()[2], dict(vars(own))
+    with pytest.raises(Unsupported, match=message):
+        autochunk(function, executor=executor)(X)
+    assert torch.initial_seed() == 100 and (random.getstate(), np.random.get_state()[2], dict(vars(own))) == states
+    assert KEPT == {} and getattr(own, "kept", []) == []
+
+
+def test_what_is_refused_runs_as_it_is():
+    module = Keeps()
+    with pytest.warns(UserWarning, match="runs unchunked"):
+        autochunk(module.attribute, unsupported="run")(X)
+    torch.testing.assert_close(module.aux, X.mean())
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+def test_attributes_that_pytorch_sets_before_each_call():
+    """They are put back: the old weight norm and a recurrent layer keep tensors of the trace in them."""
+    for layer in (torch.nn.utils.weight_norm(torch.nn.Linear(4, 5)), torch.nn.RNN(4, 4)):
+        held = {name: value for name, value in vars(layer).items() if name in ("weight", "_flat_weights")}
+        torch.testing.assert_close(autochunk(layer)(X), layer(X))
+        autochunk(layer).explain(X)
+        kinds = {type(t) for value in vars(layer).values() for t in (value if isinstance(value, list) else [value])}
+        assert held and "FakeTensor" not in {kind.__name__ for kind in kinds}
+
+
+def test_a_function_of_torch_compile_is_traced_as_it_was_written():
+    compiled = torch.compile(lambda x: (x * 2).exp().sum(), backend="eager")
+    for function in (compiled, lambda x: compiled(x) + 1):
+        agrees(autochunk(function), function, 0.1 * X)

@@ -348,6 +348,7 @@ class AutoChunked(ChunkedFunction[P, R]):
     """The return type of ``autochunk``: callable like the function, with ``explain`` and ``source``."""
 
     executors = (AUTO, *EXECUTORS)
+    register_dataclass = "jax.tree_util.register_dataclass"
 
     def __init__(self, function: Callable[P, R], limits: Limits, gradients: str, unsupported: str):
         super().__init__(function, limits, gradients, unsupported)
@@ -357,8 +358,8 @@ class AutoChunked(ChunkedFunction[P, R]):
         return self if instance is None or not binds(self._function) else Bound(self, instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if is_tracing():  # inside another chunked function, whose options apply
-            return self._function(*args, **kwargs)
+        if is_tracing():
+            return self._inside(args, kwargs)
         call, arrays = self._call(args, kwargs)
         if isinstance(call, str):
             self.last = call
@@ -380,7 +381,8 @@ class AutoChunked(ChunkedFunction[P, R]):
         names = leaf_names(self._function, args, kwargs, _endings)
         places = [i for i, leaf in enumerate(leaves) if is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)]
         if not places:
-            raise ValueError("autochunk: expected an array among the arguments, got none")
+            advice = self._advice(tuple(map(type, leaves)))
+            raise ValueError(f"autochunk: expected an array among the arguments, got none{advice}")
         arrays = [_array(names[i], leaves[i]) for i in places]
         constants = [None if i in places else leaf for i, leaf in enumerate(leaves)]
         types = tuple((a.shape, jnp.dtype(a.dtype) if floating(a.dtype) else a.dtype, _weak(a)) for a in arrays)

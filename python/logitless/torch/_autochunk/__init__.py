@@ -72,7 +72,7 @@ def autochunk(
         inside a CUDA graph, its kernels. memory_budget then bounds that tensor and the copies of inputs that are not
         contiguous. On the CPU, kernels take some MiB more for each thread beyond the first.
 
-    The result has ``explain()`` and ``source()``. Second derivatives raise errors. So do torch.func's transforms of a
-    native function inside torch.compile.
+    The result has ``explain()`` and ``source()``. Derivatives of its gradients raise errors. So do torch.func's transforms of
+    a native function inside torch.compile.
     """
     return make(AutoChunked, fn, memory_budget, chunks, gradients, strict, unsupported, executor)

@@ -157,6 +157,7 @@ class _Chunked(torch.autograd.Function):
         ctx.plan = plan
         ctx.mark_non_differentiable(*(o for o, yes in zip(outputs, plan.traced.differentiable) if not yes))
         end = torch.empty(0, dtype=torch.float32, device="cpu")  # an output, and so a function of all inputs
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*plan.saved(tensors, made[count:]), end)
         return (*outputs, end)
 
@@ -167,7 +168,7 @@ class _Chunked(torch.autograd.Function):
         if not transforms.active():
             autograd.check_backward(*cotangents)
         plan, saved = ctx.plan, ctx.saved_tensors[:-1]
-        wanted = [t for t, yes in zip(cotangents, plan.traced.differentiable) if yes]
+        wanted = transforms.upstream(plan, cotangents, saved[0].device)
         if transforms.active():  # vmap runs this backward: one upstream gradient after another
             gradients = iter(transforms.gradients(plan, saved, wanted))
             return (None, *(next(gradients) if has else None for has in plan.has_grad))
@@ -434,6 +435,7 @@ class AutoChunked(ChunkedFunction[P, R]):
     """The return type of ``autochunk``: callable like the function, with ``explain`` and ``source``."""
 
     executors = (AUTO, *EXECUTORS)
+    register_dataclass = "torch.utils._pytree.register_dataclass"
     bound_from: AutoChunked | None = None  # for a method of an instance: the decorated function
 
     def __init__(self, function: Callable[P, R], limits: Limits, gradients: str, unsupported: str):
@@ -467,8 +469,8 @@ class AutoChunked(ChunkedFunction[P, R]):
     # torch.compile does not trace generated functions.
     @torch.compiler.disable
     def _run(self, args, kwargs):
-        if is_tracing():  # inside another chunked function, whose options apply
-            return self._function(*args, **kwargs)
+        if is_tracing():
+            return self._inside(args, kwargs)
         transforms.refuse_forward_mode()
         plan, tensors = self._plan(args, kwargs)
         self.last = plan
@@ -516,11 +518,14 @@ class AutoChunked(ChunkedFunction[P, R]):
         leaves, structure = leaves_of(args, kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] + list(state.values())
         if not tensors:
-            raise ValueError("autochunk: expected a tensor among the arguments, got none")
+            advice = self._advice(tuple(map(type, leaves)))
+            raise ValueError(f"autochunk: expected a tensor among the arguments, got none{advice}")
         check_tensors(tensors, traced)
         device = tensors[0].device
         if self.limits.native:
             native.check_device(device)
+        elif device.type == "meta":
+            raise Unsupported("autochunk: tensors on meta among the arguments; expected a device with values")
         grad = torch.is_grad_enabled()
         needs = [grad and transforms.requires_grad(t) for t in tensors]
         layouts = [layout_of(t) for t in tensors] if traced else [(t.shape, t.stride()) for t in tensors]

@@ -122,5 +122,11 @@ def keep_attributes(modules: dict[str, torch.nn.Module], leaks: Leaks) -> None:
     """Notes the attributes of all modules, in which a function may leave tensors of its trace."""
     for holder, root in modules.items():
         for name, module in root.named_modules(prefix=holder):
-            hooks = [h for h in module._forward_pre_hooks.values() if type(h).__module__.startswith("torch.nn.utils.")]
-            leaks.keep(module, name, free=frozenset(getattr(h, "name", "") for h in hooks))  # set before each call
+            leaks.keep(module, name, free=_set_before_calls(module))
+
+
+def _set_before_calls(module: torch.nn.Module) -> frozenset[str]:
+    """Returns the attributes that PyTorch's own code sets before each call of a module, as the old weight_norm does."""
+    hooks = [h for h in module._forward_pre_hooks.values() if type(h).__module__.startswith("torch.nn.utils.")]
+    flat = ["_flat_weights"] if isinstance(module, torch.nn.RNNBase) else []
+    return frozenset((*(getattr(h, "name", "") for h in hooks), *flat))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import types
+from collections.abc import Callable, Iterator
 
 import torch
-from torch._higher_order_ops.associative_scan import associative_scan
-from torch._higher_order_ops.cond import cond
-from torch._higher_order_ops.map import map as torch_map
-from torch._higher_order_ops.scan import scan
-from torch._higher_order_ops.while_loop import while_loop
 
 from logitless._autochunk.calls import Calls, Refused, by_code
 
@@ -44,15 +42,24 @@ _SEEDING = {
     "torch.cuda.manual_seed_all": torch.cuda.manual_seed_all,
     "torch.cuda.set_rng_state": torch.cuda.set_rng_state,
 }
-_LOOPS = {"while_loop": while_loop, "scan": scan, "associative_scan": associative_scan, "map": torch_map}
+_LOOPS = {"while_loop": _LOOP, "scan": _LOOP, "associative_scan": _LOOP, "map": _LOOP, "cond": _BRANCH}
+
+
+def _loops() -> Iterator[tuple[Callable, Refused]]:
+    """Yields the control flow that this version of PyTorch has."""
+    for name, why in _LOOPS.items():
+        with contextlib.suppress(ImportError, AttributeError):
+            module = importlib.import_module(f"torch._higher_order_ops.{name}")
+            yield getattr(module, name), Refused(f"torch.{name}" if hasattr(torch, name) else name, why)
+
+
 _REFUSED = {
     torch.Tensor.backward: Refused("Tensor.backward", _GRADIENTS),
     torch.autograd.backward: Refused("torch.autograd.backward", _GRADIENTS),
     torch.optim.Optimizer.zero_grad: Refused("Optimizer.zero_grad", _STEP),
     torch.Tensor.__format__: Refused("the text of a number", _ITEM, _has_format),
-    cond: Refused("torch.cond", _BRANCH),
     **{function: Refused(name, _SEED) for name, function in _SEEDING.items()},
-    **{function: Refused(name, _LOOP) for name, function in _LOOPS.items()},
+    **dict(_loops()),
 }
 # One function wraps the step of every optimizer.
 _WRAPPERS = [c for c in torch.optim.Optimizer.profile_hook_step.__code__.co_consts if isinstance(c, types.CodeType)]

@@ -91,17 +91,22 @@ class Transformed(_Rules):
         plan, traced = ctx.plan, ctx.plan.traced
         if any(t is not None for t in cotangents[ctx.count :]):  # upstream gradients of the gradients
             raise NotImplementedError(SECOND)
-        wanted = [(t, o) for t, o, yes in zip(cotangents, traced.outputs, traced.differentiable) if yes]
-        if all(t is None for t, _ in wanted) or not any(plan.has_grad):
+        wanted = [t for t, yes in zip(cotangents, traced.differentiable) if yes]
+        if all(t is None for t in wanted) or not any(plan.has_grad):
             return (None,) * (1 + len(plan.has_grad))
         saved = ctx.saved_tensors  # read once, since each read under a checkpoint recomputes them
-        full = [torch.zeros(o.shape, dtype=o.dtype, device=saved[0].device) if t is None else t for t, o in wanted]
-        made = iter(gradients(plan, saved, full))
+        made = iter(gradients(plan, saved, upstream(plan, cotangents, saved[0].device)))
         return (None, *(next(made) if has else None for has in plan.has_grad))
 
     @staticmethod
     def vmap(info, in_dims, *args):
         return _one_by_one(Transformed, info, in_dims, args)
+
+
+def upstream(plan, cotangents: Sequence, device: torch.device) -> list[torch.Tensor]:
+    """Returns the upstream gradients of the differentiable outputs, zeros for those that have none."""
+    each = zip(cotangents, plan.traced.outputs, plan.traced.differentiable)
+    return [torch.zeros(o.shape, dtype=o.dtype, device=device) if t is None else t for t, o, yes in each if yes]
 
 
 def gradients(plan, saved: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -135,8 +140,8 @@ def gradients_once(function, ctx, cotangents: Sequence[torch.Tensor]) -> tuple:
         raise NotImplementedError(SECOND)
     with torch.no_grad():
         made = function.backward(ctx, *cotangents)
-    places = [i for i, t in enumerate(made) if t is not None]
-    ended = dict(zip(places, _Once.apply(len(places), *(made[i] for i in places), ctx.saved_tensors[-1], *cotangents)))
+    places, given = [i for i, t in enumerate(made) if t is not None], [t for t in cotangents if t is not None]
+    ended = dict(zip(places, _Once.apply(len(places), *(made[i] for i in places), ctx.saved_tensors[-1], *given)))
     return tuple(ended.get(i) for i in range(len(made)))
 
 
