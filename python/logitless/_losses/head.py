@@ -61,7 +61,7 @@ def valid_targets(xp, target, lead: tuple[int, ...], ignore_index: int, vocab: i
     flat = xp.indices(xp.NAMES.target, target, lead).reshape(-1)
     valid = flat != ignore_index
     bad = valid & ((flat < 0) | (flat >= vocab))
-    xp.refuse_targets(flat, bad, ignore_index, vocab)
+    xp.refuse_ids(xp.NAMES.target, flat, bad, vocab, ignore_index)
     return valid, xp.astype(xp.where(valid & ~bad, flat, 0), xp.class_dtype), bad
 
 

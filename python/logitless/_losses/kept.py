@@ -10,37 +10,48 @@ from typing import Any
 
 from .._options import shape_text
 from .head import valid_targets
-from .options import HEAD, head_of, number
+from .options import HEAD, bad_id, bad_offsets, head_of, number
 
 _LEAST = -1e30  # a log-probability of zero probability, whose products are finite
 
 
-def _entries(xp, kept_ids, kept_offsets, lead: tuple[int, ...], tokens: int) -> tuple[Any, Any, Any]:
-    """Returns the token of each entry, its id, and whether it is one and not padding: arrays [M]."""
+def _entries(xp, kept_ids, kept_offsets, lead: tuple[int, ...], tokens: int) -> tuple[Any, Any, Any, Any]:
+    """Returns the token of each entry, its id, and whether it is one and not padding: arrays [M]. The last result is
+    whether the offsets are wrong, None without them."""
     if kept_offsets is None:
         ids = xp.indices("kept_ids", kept_ids)
         shape = tuple(ids.shape)
         if len(shape) != len(lead) + 1 or shape[:-1] != lead:
             raise ValueError(f"kept_ids: expected {shape_text(lead, 'K')} without kept_offsets, got {list(shape)}")
         ids = ids.reshape(-1)
-        return xp.arange(tokens * shape[-1], ids) // max(shape[-1], 1), ids, ids >= 0
+        return xp.arange(tokens * shape[-1], ids) // max(shape[-1], 1), ids, ids >= 0, None
     ids, offsets = xp.indices("kept_ids", kept_ids), xp.indices("kept_offsets", kept_offsets, (tokens + 1,))
     if len(ids.shape) != 1:
         raise ValueError(f"kept_ids: expected [M] beside kept_offsets, got {list(ids.shape)}")
     count = ids.shape[0]
-    xp.refuse_offsets(offsets, count)
+    wrong = (offsets[0] != 0) | (offsets[-1] > count) | (offsets[1:] < offsets[:-1]).any()
+    if xp.may_read(wrong) and bool(wrong):
+        raise ValueError(bad_offsets(count, int(offsets[0]), int(offsets[-1])))
     entry = xp.arange(count, ids)
-    return xp.clip(xp.after(offsets, entry) - 1, 0, max(tokens - 1, 0)), ids, (ids >= 0) & (entry < offsets[-1])
+    of_token = xp.clip(xp.after(offsets, entry) - 1, 0, max(tokens - 1, 0))
+    return of_token, ids, (ids >= 0) & (entry < offsets[-1]), wrong
+
+
+def _refuse(xp, name: str, ids, bad, vocab: int, ignore_index: int | None = None) -> None:
+    """Raises ValueError for the first bad id, where values may be read."""
+    if xp.may_read(bad) and bool(bad.any()):
+        at = int(xp.argmax(xp.astype(bad, xp.float32)))
+        raise ValueError(bad_id(name, vocab, ignore_index, int(ids[at]), at))
 
 
 def temperatures(xp, value, lead: tuple[int, ...], like):
-    """Returns a checked temperature: a number as a float, or an array [...] as [N] of the dtype of ``like``."""
+    """Returns a checked temperature: a number as a float, or an array [...] or [] as [N] of the dtype of ``like``."""
     if xp.is_number(value):
         return number("temperature", value, above=0.0)
-    found = xp.shaped("temperature", value, lead)
+    found = xp.shaped("temperature", value, lead, ())
     if not xp.is_floating(found):
         raise TypeError(f"temperature: expected floats, got {found.dtype}")
-    return xp.astype(found.reshape(-1), like)
+    return xp.astype(xp.broadcast_to(found, lead).reshape(-1), like)
 
 
 def kept_logprobs(
@@ -60,7 +71,8 @@ def kept_logprobs(
             all sets, one after another; -1 is padding. An id occurs once in a set.
         kept_offsets: [N + 1], int32 or int64, for N tokens: the set of token i is kept_ids[kept_offsets[i] :
             kept_offsets[i + 1]].
-        temperature: a number above 0, or {an_array} of floats [...], a number for each token, with a gradient.
+        temperature: a number above 0, or {an_array} of floats: [...], a number for each token, or [], one for all, with a
+            gradient.
         softcap, logit_scale: as in ``linear_logprobs``.
 
     Returns:
@@ -71,22 +83,29 @@ def kept_logprobs(
     of weight. Extra memory: some 60 bytes an entry, 16 MiB of gathered rows, and the fp32 sums of 16-bit gradients.
     Products and sums are float32{exact}, whatever the dtype of hidden.
 
-    Raises ValueError and TypeError that name the argument. torch.compile and GPUs: an id or target outside [0, V) gives
-    NaN, and offsets are not checked.
+    The sets' memory is a fixed number of bytes an entry, so there is no memory_budget: split the tokens.
+    torch: Second derivatives are right, by torch.autograd and torch.func; forward mode is refused.
+    jax: Second derivatives are right; forward mode is refused by JAX.
+
+    Raises ValueError and TypeError that name the argument. On a CPU a target or id outside [0, V) is a ValueError. So are
+    offsets that do not rise from 0 to at most M.
+    torch: On a GPU, under torch.compile and torch.func, a bad id or target gives NaN, and bad offsets give NaN everywhere.
+    jax: On a GPU and where values are traced, as in jax.jit, a bad id or target gives NaN, and bad offsets give NaN everywhere.
     """
     states = xp.array("hidden", hidden)
     lead = tuple(states.shape[:-1])
-    given = xp.checked_head("", hidden, weight, bias)
+    given = xp.checked_head("", hidden, weight, bias, wide=True)
     x, w = given["hidden"], given["weight"]
     tokens, vocab = x.shape[0], w.shape[0]
     head = head_of({**HEAD, "ignore_index": ignore_index, "softcap": softcap, "logit_scale": logit_scale})
     if target is None:
         raise TypeError(f"{xp.NAMES.target}: expected {xp.NAMES.an_array}, got NoneType")
     counts, own, bad = valid_targets(xp, target, lead, head.ignore_index, vocab, x)
-    rows, ids, valid = _entries(xp, kept_ids, kept_offsets, lead, tokens)
+    _refuse(xp, xp.NAMES.target, xp.array(xp.NAMES.target, target).reshape(-1), bad, vocab, head.ignore_index)
+    rows, ids, valid, wrong_offsets = _entries(xp, kept_ids, kept_offsets, lead, tokens)
     rows, ids = xp.astype(rows, own.dtype), xp.astype(ids, own.dtype)
     wrong = valid & (ids >= vocab)
-    xp.refuse_ids("kept_ids", ids, wrong, vocab)
+    _refuse(xp, "kept_ids", ids, wrong, vocab)
     valid = valid & xp.take_rows(counts, rows)
     ids = xp.where(valid & ~wrong, ids, 0)
 
@@ -120,5 +139,6 @@ def kept_logprobs(
     entropy = xp.where(found, xp.exp(-of_set) * of_set, 0.0) - spread
 
     wrong = bad | (xp.largest(xp.where(wrong, 1.0, 0.0), rows, tokens) > 0)
+    wrong = wrong if wrong_offsets is None else wrong | wrong_offsets
     results = xp.where(found, -norm, -xp.inf), entropy, of_target + norm
     return tuple(xp.where(counts, xp.where(wrong, xp.nan, result), 0.0).reshape(lead) for result in results)

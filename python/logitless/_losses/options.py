@@ -178,6 +178,19 @@ def number(
     return float(value)
 
 
+def bad_id(name: str, vocab: int, ignore_index: int | None, got: int, at: int) -> str:
+    """Returns the message for a token id out of range. at: its place in the flat array."""
+    beside = "" if ignore_index is None else f", or ignore_index {ignore_index}"
+    return f"{name}: expected token ids in [0, {vocab}){beside}, got {got} at position {at}"
+
+
+def bad_offsets(count: int, first: int, last: int) -> str:
+    """Returns the message for offsets of sets among ``count`` entries."""
+    return (
+        f"kept_offsets: expected numbers that rise from 0 to at most {count}, the length of kept_ids, got {first} to {last}"
+    )
+
+
 def count(name: str, value: Any, least: int = 1) -> int:
     """Returns a checked integer of at least ``least``."""
     if not isinstance(value, int):

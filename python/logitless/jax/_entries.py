@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ._arguments import sum_dtype
+
 _GATHERED = 16 << 20  # bytes of gathered rows, and of their products, at a time
 
 
@@ -41,7 +43,7 @@ rows.defvjp(_rows_forward, _rows_backward)
 
 @jax.custom_vjp
 def dots(hidden: jax.Array, weight: jax.Array, rows: jax.Array, ids: jax.Array, valid: jax.Array) -> jax.Array:
-    """Returns the dot products [M] of hidden[rows] and weight[ids] in float32; 0 where not valid."""
+    """Returns the dot products [M] of hidden[rows] and weight[ids] in float32, or float64; 0 where not valid."""
     parts = _parts(hidden, rows, ids, valid)
 
     def of_part(_, part):
@@ -61,7 +63,8 @@ def _parts(hidden, *lists):
 
 def _gathered(hidden, weight, rows, ids, valid):
     x = jnp.where(valid[:, None], jnp.take(hidden, rows, axis=0), jnp.zeros((), hidden.dtype))
-    return x.astype(jnp.float32), jnp.take(weight, ids, axis=0).astype(jnp.float32)
+    number = sum_dtype(hidden.dtype)
+    return x.astype(number), jnp.take(weight, ids, axis=0).astype(number)
 
 
 def _forward(hidden, weight, rows, ids, valid):
@@ -78,7 +81,7 @@ def _backward(saved, cotangent):
         d = jnp.where(valid, d, 0.0)[:, None]
         return (sums[0].at[rows].add(d * w), sums[1].at[ids].add(d * x)), None
 
-    zeros = tuple(jnp.zeros(a.shape, jnp.float32) for a in (hidden, weight))
+    zeros = tuple(jnp.zeros(a.shape, cotangent.dtype) for a in (hidden, weight))
     d_hidden, d_weight = jax.lax.scan(add, zeros, parts)[0]
     return d_hidden.astype(hidden.dtype), d_weight.astype(weight.dtype), None, None, None
 

@@ -266,16 +266,13 @@ def indices(name: str, value: Any, *shapes: tuple[int, ...]) -> jax.Array:
     return shaped(name, _arguments.checked_indices(name, array(name, value)), *shapes)
 
 
-def refuse_targets(flat: jax.Array, bad: jax.Array, ignore_index: int, vocab: int) -> None:
-    """Does nothing: the loss of a bad target is NaN."""
+def may_read(x: jax.Array) -> bool:
+    """Returns whether checks read the values of x: on a CPU, unless they are traced."""
+    return jax.default_backend() == "cpu" and not isinstance(x, jax.core.Tracer)
 
 
-def refuse_ids(name: str, ids: jax.Array, bad: jax.Array, vocab: int) -> None:
+def refuse_ids(name: str, ids: jax.Array, bad: jax.Array, vocab: int, ignore_index: int | None = None) -> None:
     """Does nothing: the results of a bad token id are NaN."""
-
-
-def refuse_offsets(offsets: jax.Array, count: int) -> None:
-    """Does nothing: offsets are not known while a program is traced."""
 
 
 def computation(hidden: Any, weight: Any, bias: Any, head: Head) -> invariance.Computation:
@@ -439,13 +436,16 @@ def local(*head: Any) -> tuple[Any, ...]:
     return head
 
 
-def checked_head(name: str, hidden: Any, weight: Any, bias: Any, blocks: bool = False) -> dict[str, jax.Array]:
+def checked_head(
+    name: str, hidden: Any, weight: Any, bias: Any, blocks: bool = False, wide: bool = False
+) -> dict[str, jax.Array]:
     """Returns the checked head of a divergence: [N, D] and [V, D] of one dtype, and a bias if given. name: "" or
-    "teacher_". blocks: a 16-bit weight beside float32 hidden states is taken, for programs as it is."""
+    "teacher_". blocks: a 16-bit weight beside float32 hidden states is taken, for programs as it is. wide: float64
+    serves, too."""
     for part, value in (("hidden", hidden), ("weight", weight)):
         array(name + part, value)
     try:
-        hidden, weight, bias = _arguments.head(hidden, weight, bias, blocks=blocks)
+        hidden, weight, bias = _arguments.head(hidden, weight, bias, wide, blocks=blocks)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise type(error)(name + str(error)) from None
     if weight.dtype != hidden.dtype and backend(hidden.dtype).name == "portable":

@@ -21,10 +21,11 @@ from .._losses.contrastive import Spread
 from .._losses.head import Tokens
 from .._losses.options import Function, Head
 from .._losses.sampling import mixed
-from . import _entries, _memory, _noise, _sampled, _sampled_over_ranks, dtensor, quantized
+from . import _memory, _noise, _sampled, _sampled_over_ranks, dtensor, quantized
 from ._arguments import named
 from ._backend import backend
 from ._chunks import Operand
+from ._entries import dots as dots, gathered as gathered, gathered as rows, largest as largest, summed as summed
 from .call import check_head, compute_dtype, with_fixed_lse
 from .groups import group_of, together
 from .loss import Asked, linear_cross_entropy, token_log_probs
@@ -230,30 +231,9 @@ def most(x: Tensor) -> Tensor:
 
 # --- Lists of entries, each of one token.
 
-largest = _entries.largest
-
-
-def gathered(x: Tensor, index: Tensor) -> Tensor:
-    """Returns x[index]; a gradient is summed in one order."""
-    return _entries.Gathered.apply(x, index)
-
-
-def rows(x: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns x[index] in a dtype, in which a gradient is summed, and then rounded once."""
-    return _entries.Gathered.apply(x, index, dtype)
-
-
 def take_rows(x: Tensor, index: Tensor) -> Tensor:
     """Returns x[index], without a gradient."""
     return x.detach().index_select(0, index)
-
-
-def summed(values: Tensor, index: Tensor, count: int) -> Tensor:
-    return _entries.Summed.apply(values, index, count)
-
-
-def dots(hidden: Tensor, weight: Tensor, rows: Tensor, ids: Tensor, valid: Tensor) -> Tensor:
-    return _entries.Dots.apply(hidden, weight, rows, ids, valid)
 
 
 def as_integers(values: list[int], like: Tensor) -> Tensor:
@@ -334,30 +314,16 @@ def indices(name: str, value: Any, *shapes: tuple[int, ...]) -> Tensor:
     return dtensor.replicated(name, value)
 
 
-def refuse_targets(flat: Tensor, bad: Tensor, ignore_index: int, vocab: int) -> None:
-    """Raises ValueError for a bad target on the CPU."""
-    if flat.device.type == "cpu" and not torch.compiler.is_compiling() and bool(bad.any()):
-        at = int(bad.nonzero()[0])
-        raise ValueError(
-            f"target: expected a class below {vocab} or ignore_index {ignore_index}, got {int(flat[at])} at "
-            f"position {at}"
-        )
+def may_read(x: Tensor) -> bool:
+    """Returns whether checks read the values of x: those of a GPU would have to be waited for."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
 
 
-def refuse_ids(name: str, ids: Tensor, bad: Tensor, vocab: int) -> None:
+def refuse_ids(name: str, ids: Tensor, bad: Tensor, vocab: int, ignore_index: Optional[int] = None) -> None:
     """Raises ValueError for a bad token id on the CPU."""
-    if ids.device.type == "cpu" and not torch.compiler.is_compiling() and bool(bad.any()):
-        raise ValueError(f"{name}: expected token ids below {vocab}, got {int(ids[bad][0])}")
-
-
-def refuse_offsets(offsets: Tensor, count: int) -> None:
-    """Raises ValueError on the CPU for offsets of sets among ``count`` entries that do not rise from 0."""
-    if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
-        if int(offsets[0]) or int(offsets[-1]) > count or bool((offsets.diff() < 0).any()):
-            raise ValueError(
-                f"kept_offsets: expected numbers that rise from 0 to at most {count}, the length of kept_ids, got "
-                f"{int(offsets[0])} to {int(offsets[-1])}"
-            )
+    if may_read(ids) and bool(bad.any()):
+        at = int(bad.nonzero()[0])
+        raise ValueError(options.bad_id(name, vocab, ignore_index, int(ids[at]), at))
 
 
 def computation(hidden: Any, weight: Any, bias: Optional[Tensor], head: Head) -> invariance.Computation:
@@ -531,9 +497,12 @@ def local(hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor]
     return dtensor.local(hidden, weight, target, bias)
 
 
-def checked_head(name: str, hidden: Any, weight: Any, bias: Any, blocks: bool = False) -> dict[str, Tensor]:
+def checked_head(
+    name: str, hidden: Any, weight: Any, bias: Any, blocks: bool = False, wide: bool = True
+) -> dict[str, Tensor]:
     """Returns the checked head of a divergence: [N, D] and [V, D] of one dtype, on one device, and a bias if given.
-    name: "" or "teacher_". blocks: a 16-bit weight beside fp32 hidden states stays as it is; else it is refused."""
+    name: "" or "teacher_". blocks: a 16-bit weight beside fp32 hidden states stays as it is; else it is refused. wide:
+    float64 serves, as in every call of PyTorch."""
     for part, value in (("hidden", hidden), ("weight", weight)):
         array(name + part, value)
     if bias is not None:

@@ -121,6 +121,8 @@ class Function(torch.autograd.Function):
         for k in range(info.batch_size):
             of = [a.select(d, k) if isinstance(a, Tensor) and d is not None else a for a, d in zip(args, in_dims)]
             results.append(cls.apply(*of))
+        if isinstance(results[0], Tensor):
+            return torch.stack(results), 0
         return tuple(torch.stack(r) for r in zip(*results)), (0,) * len(results[0])
 
 

@@ -16,40 +16,64 @@ from ._precision import autocast_dtype
 from .call import Asked, check_head, check_tensors, checked_call, compute_dtype, head_arguments, needs_of, with_outputs
 from .dtensor import _is_dtensor
 from .quantized import QuantizedWeight
-from .run import Form
+from .run import EAGER, TRANSFORM, Form
 
 
-class _Head(torch.autograd.Function):
+class _Head(autograd.Function):
     """The head in PyTorch's operations with logits divided by temperatures [N], which are constants here. Returns
     (log_prob, entropy, lse, argmax, variance of the logits); the last is empty unless wanted, without a gradient."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, target, bias, temperature, form: Form, variance: bool):
-        ctx.form = form
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, target, bias, temperature)
+    def forward(hidden, weight, target, bias, temperature, form: Form, variance: bool):
         inputs = run.operands(hidden, weight, target, bias, form.compute)
         outputs = run.head_outputs(target, inputs["hidden"], form)
         more = torch.empty_like(outputs["lse"]) if variance else None
         _portable.run("head", form.options, form.shard, {**inputs, "temperature": temperature}, {**outputs, "variance": more})
         log_prob, entropy, lse, argmax = run.head_results(outputs)
-        more = lse.new_empty(0) if more is None else more
-        ctx.mark_non_differentiable(argmax, more)
-        return log_prob, entropy, lse, argmax, more
+        return log_prob, entropy, lse, argmax, lse.new_empty(0) if more is None else more
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, ctx.form, _ = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        ctx.mark_non_differentiable(*output[3:])
 
     @staticmethod
     def backward(ctx, d_log_prob, d_entropy, d_lse, *_):
-        autograd.check_backward(d_log_prob, d_entropy, d_lse)
+        nothing = (None,) * 7
+        if ctx.form.way == EAGER:
+            autograd.check_backward(d_log_prob, d_entropy, d_lse)
         if (d_log_prob is None and d_entropy is None and d_lse is None) or not ctx.form.needs:
-            return (None,) * 7
-        hidden, weight, target, bias, temperature = ctx.saved_tensors
-        inputs = run.operands(hidden, weight, target, bias, ctx.form.compute)
-        made = run.gradients((hidden, weight, bias), inputs, ctx.form.needs)
-        cotangents = dict(lse=d_lse, log_prob=d_log_prob, entropy=d_entropy)
-        inputs["temperature"] = temperature
-        _portable.run("head_backward", ctx.form.options, ctx.form.shard, inputs, cotangents, made)
-        d_hidden, d_weight, d_bias = autograd.needed(run.finished(made, (hidden, weight, bias)), ctx.form.needs)
-        return d_hidden, d_weight, None, d_bias, None, None, None
+            return nothing
+        backward = _gradients if ctx.form.way == EAGER else _HeadBackward.apply
+        made = backward(*ctx.saved_tensors, d_log_prob, d_entropy, d_lse, ctx.form)
+        d_hidden, d_weight, d_bias = autograd.needed(made, ctx.form.needs)
+        return d_hidden, d_weight, None, d_bias, *nothing[4:]
+
+
+def _gradients(hidden, weight, target, bias, temperature, d_log_prob, d_entropy, d_lse, form: Form):
+    inputs = run.operands(hidden, weight, target, bias, form.compute)
+    made = run.gradients((hidden, weight, bias), inputs, form.needs)
+    cotangents = dict(lse=d_lse, log_prob=d_log_prob, entropy=d_entropy)
+    inputs["temperature"] = temperature
+    _portable.run("head_backward", form.options, form.shard, inputs, cotangents, made)
+    return tuple(run.finished(made, (hidden, weight, bias)))
+
+
+class _HeadBackward(autograd.Function):
+    """``_gradients`` under transforms of torch.func."""
+
+    forward = staticmethod(_gradients)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        autograd.Function.refuse(gradients)
+        return (None,) * 9
 
 
 _head = torch.compiler.disable(_Head.apply)
@@ -95,7 +119,8 @@ def _outputs(
     flat."""
     by_temperature = temperature.requires_grad and torch.is_grad_enabled()
     needs = needs_of(hidden, weight, bias)
-    form = Form(options, compute=compute_dtype(hidden, weight, blocks=True), needs=needs, argmax=asked.argmax, entropy=asked.entropy or by_temperature)
+    form = Form(options, compute=compute_dtype(hidden, weight, blocks=True), needs=needs, argmax=asked.argmax, entropy=asked.entropy or by_temperature,
+        way=TRANSFORM if autograd.transformed() else EAGER)
     log_prob, entropy, lse, argmax, variance = _head(
         hidden, weight, target, bias, temperature.detach(), form, by_temperature
     )

@@ -4,18 +4,22 @@ import oracle
 import pytest
 import torch
 import torch.nn.functional as F
-from logitless.torch import LinearCrossEntropy, autograd, lazy_head, linear_cross_entropy, linear_logprobs
+from logitless.torch import (
+    LinearCrossEntropy, autograd, lazy_head, linear_cross_entropy, linear_kept_logprobs, linear_logprobs,
+)
 from torch.func import functional_call, grad, jacrev, jvp, vmap
 
 G = oracle.generator(0)
 X, W, B = torch.randn(5, 8, generator=G), torch.randn(40, 8, generator=G), torch.randn(40, generator=G)
 Y = torch.tensor([3, 0, 39, -100, 7])
+T = torch.rand(5, generator=G) + 0.5
 OURS = {
     "mean": lambda w, x, y: linear_cross_entropy(x, w, y, B),
     "sum": lambda w, x, y: linear_cross_entropy(x, w, y, B, reduction="sum", label_smoothing=0.1),
     "none": lambda w, x, y: linear_cross_entropy(x, w, y, B, reduction="none").square().sum(),
     "log_prob": lambda w, x, y: linear_logprobs(x, w, y, B)[0].sum(),
     "lse": lambda w, x, y: linear_cross_entropy(x, w, y, B, return_lse=True)[1].sum(),
+    "tempered": lambda w, x, y: linear_cross_entropy(x, w, y, B, temperature=T),
 }
 THEIRS = {
     "mean": lambda w, x, y: F.cross_entropy(x @ w.t() + B, y),
@@ -23,6 +27,7 @@ THEIRS = {
     "none": lambda w, x, y: F.cross_entropy(x @ w.t() + B, y, reduction="none").square().sum(),
     "log_prob": lambda w, x, y: -F.cross_entropy(x @ w.t() + B, y, reduction="sum"),
     "lse": lambda w, x, y: torch.where(y != -100, torch.logsumexp(x @ w.t() + B, -1), 0.0).sum(),
+    "tempered": lambda w, x, y: F.cross_entropy((x @ w.t() + B) / T[:, None], y),
 }
 
 
@@ -59,6 +64,31 @@ def test_refused_by_name(name):
     weight = W.clone().requires_grad_()
     with pytest.raises(NotImplementedError, match="batches of upstream gradients .*is_grads_batched"):
         torch.autograd.grad(OURS[name](weight, X, Y), weight, torch.ones(2), is_grads_batched=True)
+
+
+def kept(w, x, y):
+    return linear_kept_logprobs(x, w, y, B, kept_ids=torch.arange(40).expand(5, 40), temperature=T)[0].square().sum()
+
+
+def of_all(w, x, y):
+    return F.cross_entropy((x @ w.t() + B) / T[:, None], y, reduction="none").square().sum()
+
+
+def test_kept_sets_have_all_reverse_derivatives():
+    wanted = [grad(of_all, argnum)(W, X, Y) for argnum in (0, 1)]
+    for argnum in (0, 1):
+        assert close(grad(kept, argnum)(W, X, Y), wanted[argnum])
+    xs, ys = torch.stack([X, 0.5 * X]), Y.clamp(min=0).expand(2, 5)
+    assert close(vmap(grad(kept), (None, 0, 0))(W, xs, ys), vmap(grad(of_all), (None, 0, 0))(W, xs, ys))
+    assert close(jacrev(grad(kept, 1), 1)(W, X, Y), jacrev(grad(of_all, 1), 1)(W, X, Y))
+    weight, hidden = W.clone().requires_grad_(), X.clone().requires_grad_()
+    first = [torch.autograd.grad(f(weight, hidden, Y), hidden, create_graph=True)[0] for f in (kept, of_all)]
+    one, other = [torch.autograd.grad(d.square().sum(), weight)[0] for d in first]
+    assert (one - other).norm() <= 1e-5 * other.norm()
+    with pytest.raises(NotImplementedError, match="forward-mode derivatives"):
+        jvp(lambda w: kept(w, X, Y), (W,), (W,))
+    torch.compile(kept, fullgraph=True)(weight, hidden, Y).backward()
+    assert close(weight.grad, wanted[0]) and close(hidden.grad, wanted[1])
 
 
 @pytest.mark.parametrize("output", range(3))
