@@ -40,6 +40,7 @@ class Limits:
     # Without a budget, the plan of least memory is chosen among those that recompute nothing. Its predicted time may
     # exceed the fastest plan's by this fraction. 0 leaves the choice to the compiler.
     slack: float = 0.0
+    ready: bool = False  # of a ready loss, whose errors name its arguments
     keep: bool = True  # without a budget, products may be kept from forward to backward
 
 

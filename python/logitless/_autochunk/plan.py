@@ -427,6 +427,11 @@ def _chosen(tried: list[Tried], budget: int) -> Tried:
 
 
 def _check_strict(made: Compiled, limits: Limits) -> None:
+    if 0 < limits.budget < made.after and limits.ready:
+        raise ValueError(
+            f"memory_budget: expected at least {format_bytes(made.after)}, the least plan that was found, got "
+            f"{format_bytes(limits.budget)}"
+        )
     if 0 < limits.budget < made.after:
         raise ValueError(f"autochunk: strict: {made.missed(limits.budget)}")
     for region in made.regions:

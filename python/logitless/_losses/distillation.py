@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from .._options import shape_text
-from .head import divisor_of, valid_targets
+from .head import divisor_of, refuse_ids, valid_targets
 from .options import HEAD, LOGIT_DOCS, LOGITS, choice, count, flag, head_of, number
 
 # Keywords of every divergence, besides the targets.
@@ -427,6 +427,7 @@ def top_k_loss(xp, hidden, weight, top_k, bias, *, tail, target, reduction, norm
         raise ValueError(f"ignore_index: expected a number below 0 beside a teacher's vocabulary, got {found.ignore_index}")
     absent = (vocab_ids == found.ignore_index) | xp.isneginf(log_probs)
     vocab_ids = xp.where(valid[..., None] & ~absent, vocab_ids, found.ignore_index)
+    refuse_ids(xp, "top_k.vocab_ids", vocab_ids, vocab, found.ignore_index)
     log_probs = xp.where(absent, NONE, log_probs)
     if flag("tail", tail):
         logps = xp.log_probs(hidden, weight, vocab_ids, bias, found, save=True)

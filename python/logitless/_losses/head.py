@@ -65,6 +65,12 @@ def valid_targets(xp, target, lead: tuple[int, ...], ignore_index: int, vocab: i
     return valid, xp.astype(xp.where(valid & ~bad, flat, 0), xp.class_dtype), bad
 
 
+def refuse_ids(xp, name: str, ids, vocab: int, ignore_index: int) -> None:
+    """Raises ValueError, where the framework reads values, for an id [...] outside [0, V) that is not ignored."""
+    flat = ids.reshape(-1)
+    xp.refuse_ids(name, flat, (flat != ignore_index) & ((flat < 0) | (flat >= vocab)), vocab, ignore_index)
+
+
 def divisor_of(xp, reduction: str, normalizer, valid):
     """Returns the divisor of a mean; None for other reductions."""
     if choice("reduction", reduction, ("none", "mean", "sum")) != "mean":

@@ -17,7 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class LogitKeywords(TypedDict, total=False):
     """Keywords of every ready-made loss. Logits are softcap(logit_scale * (hidden @ weight.T + bias)) / temperature."""
 
-    ignore_index: int
+    ignore_index: int | None  # None: the default
     softcap: float | None
     logit_scale: float
     temperature: Any  # a number; of policies and selective_log_softmax also an array [...]
@@ -36,6 +36,7 @@ LOGITS: dict[str, Any] = dict(
 HEAD: dict[str, Any] = {**LOGITS, "expected_ignored": DEFAULT.expected_ignored}
 
 LOGIT_DOCS = """ignore_index: tokens with this target are ignored, at the cost that they have in ``linear_cross_entropy``.
+            None is -100.
         softcap, logit_scale, temperature: logits are ``softcap(logit_scale * (hidden @ weight.T + bias)) /
             temperature``. softcap: a number c for ``c * tanh(logits / c)``, or None.
         memory_budget: bytes, or text such as "512MiB", that a call of the head may take beyond inputs and gradients."""
@@ -217,7 +218,7 @@ def flag(name: str, value: Any) -> bool:
 def head_of(given: Mapping[str, Any], xp: Any = None) -> Head:
     """Extracts the head's keywords. With temperature t, softcap c of u, divided by t, is softcap c / t of u / t. xp: of a
     loss that takes a temperature of each token as well."""
-    ignore_index = given["ignore_index"]
+    ignore_index = DEFAULT.ignore_index if given["ignore_index"] is None else given["ignore_index"]
     if not isinstance(ignore_index, int):
         ignore_index = plain_number(ignore_index)
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):

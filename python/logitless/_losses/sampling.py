@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from .._options import DEFAULT
 from .distillation import logits_of
+from .head import refuse_ids
 from .options import Head, count, number
 
 
@@ -88,7 +90,7 @@ def draw(
         hidden: [..., D]. weight: [V, D], the dtype of hidden, or one of both float32 beside 16 bits, as in
             ``linear_logprobs``. bias: [V].
         jax: key: a key of ``jax.random``, typed or of two integers.
-        temperature: a number, or {an_array} of floats [...]. 0 takes the largest entry, the first of several.
+        temperature: a number, or {an_array} of floats, [...] or []. 0 takes the largest entry, the first of several.
         top_k: keeps the k largest entries, 1 to V; and those equal to the last.
         top_p: a number or [...], above 0 and at most 1: keeps the smallest set of the largest entries whose
             probabilities sum to at least top_p; and those equal to the last. 1 keeps all.
@@ -163,14 +165,14 @@ def _drawing(
         min_p is not None, greedy,
     )
     if logit_bias is not None:
-        given["logit_bias"] = xp.fixed("logit_bias", logit_bias, xp.float32, (rows,))
+        given["logit_bias"] = _floats(xp, "logit_bias", logit_bias, (rows,))
     if greedy:
         return given, form
 
     def per_token(name, value, *bounds, **more):
         if xp.is_number(value):
             return number(name, value, *bounds, **more)
-        return xp.fixed(name, value, xp.float32, lead).reshape(-1)
+        return xp.broadcast_to(_floats(xp, name, value, lead, ()), lead).reshape(-1)
 
     given["temperature"] = per_token("temperature", temperature, 0.0)
     if counter is not None:
@@ -180,6 +182,14 @@ def _drawing(
     if min_p is not None:
         given["min_p"] = per_token("min_p", min_p, 0.0, 1.0)
     return given, form
+
+
+def _floats(xp, name: str, value, *shapes: tuple[int, ...]):
+    """Returns a checked float32 array of one of the shapes, without a gradient."""
+    found = xp.array(name, value)
+    if not xp.is_floating(found):
+        raise TypeError(f"{name}: expected floats, got {found.dtype}")
+    return xp.fixed(name, found, xp.float32, *shapes)
 
 
 def with_noise(xp, given: Mapping[str, Any], seed) -> dict[str, Any]:
@@ -224,7 +234,11 @@ def best(
         if count("k", k) > vocab:
             raise ValueError(f"k: expected at most {vocab}, the vocabulary of weight, got {k}")
         form = _head_form(softcap, logit_scale)
-        return form, None if target is None else xp.indices(xp.NAMES.target, target, lead)
+        if target is None:
+            return form, None
+        ids = xp.indices(xp.NAMES.target, target, lead)
+        refuse_ids(xp, xp.NAMES.target, ids, vocab, DEFAULT.ignore_index)
+        return form, ids
 
     def run(hidden, weight, bias):
         head = hidden, weight, bias

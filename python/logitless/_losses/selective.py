@@ -11,7 +11,7 @@ def selective_log_softmax(xp, hidden, weight, index, bias, *, batch_invariant, *
     to hidden states.
 
     Args:
-        hidden: [..., D], {floats}. weight: [V, D], of the same dtype. bias: [V].
+        hidden: [..., D], {floats}. weight: [V, D], the dtype of hidden, or one of both float32 beside 16 bits. bias: [V].
         index: [...] or [..., K], int32 or int64: one or K token ids per token.
         batch_invariant: raises NotImplementedError if a token's result could depend on other tokens of the call: for the
             exceptions below.

@@ -106,14 +106,12 @@ def loss_weights(
 
 
 def indices(name: str, value: ArrayLike) -> jax.Array:
-    """Returns an int32 or int64 array; smaller integers become int32."""
+    """Returns a checked array of int32 or int64."""
     return checked_indices(name, array(name, value))
 
 
 def checked_indices(name: str, found: jax.Array) -> jax.Array:
     kind = found.dtype.name
-    if kind in ("int8", "int16", "uint8", "uint16"):
-        return found.astype(jnp.int32)
     if kind not in ("int32", "int64"):
         raise TypeError(f"{name}: expected int32 or int64, got {kind}")
     return found
@@ -131,6 +129,15 @@ def integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: expected a Python int, which is part of the compiled program, got {value!r}")
     return value
+
+
+def with_ignored(a: Arguments) -> Arguments:
+    """Returns the arguments with a checked ignore_index, which None is -100 of. One that int32 targets cannot have becomes
+    the least int32, which is no token id."""
+    value = DEFAULT.ignore_index if a.ignore_index is None else integer("ignore_index", a.ignore_index)
+    least = -(1 << 31)
+    fits = least <= value < -least or (a.targets is not None and anywhere("targets", a.targets).dtype == jnp.int64)
+    return a._replace(ignore_index=value if fits else least)
 
 
 def softcap(value: Any) -> float:
@@ -171,6 +178,8 @@ def head(
     x, w = floats("hidden", hidden, wide), floats("weight", weight, wide)
     if x.ndim < 1:
         raise ValueError("hidden: expected [..., D], got a scalar")
+    if x.shape[-1] == 0:
+        raise ValueError(f"hidden: expected [..., D] with at least one column, got {list(x.shape)}")
     if w.ndim != 2 or w.shape[1] != x.shape[-1]:
         raise ValueError(f"weight: expected [V, {x.shape[-1]}] for hidden {list(x.shape)}, got {list(w.shape)}")
     half = jnp.bfloat16, jnp.float16

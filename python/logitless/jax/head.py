@@ -180,7 +180,7 @@ def linear_logprobs(
             these token ids [..., K], with gradients, by the same GEMMs. 0 for ``ignore_index``, and where the target is
             ignored.
         ignore_index: outputs of tokens whose targets all have this value are 0, without a gradient; their cost is that in
-            ``linear_cross_entropy``.
+            ``linear_cross_entropy``. None is -100.
         softcap: ``c * tanh(z / c)``.
         logit_scale: factor of the products.
         temperature: as in ``linear_cross_entropy``: a number, or an array [...] with a gradient.
@@ -211,7 +211,7 @@ def linear_logprobs(
     if selected_ids is not None:
         given = None if targets is None else _arguments.indices("targets", targets)
         selected = _arguments.indices("selected_ids", selected_ids)
-        ignored = _arguments.integer("ignore_index", ignore_index)
+        ignored = _arguments.with_ignored(a).ignore_index
         lead = _arguments.anywhere("hidden", hidden).shape[:-1]
         both = shared.with_selected(jnp, "targets", given, selected, lead, ignored)
         logprob, entropy, lse = log_probs(a._replace(targets=both, ignore_index=ignored))
@@ -226,6 +226,7 @@ def log_probs(a: Arguments) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Computes ``linear_logprobs`` of targets."""
     from . import sharding as meshes  # imported here, since that module imports this one
 
+    a = _arguments.with_ignored(a)
     if a.sharding is None:
         a = a._replace(sharding=meshes.of_types(a.hidden, a.weight))
     if a.temperature is not None:

@@ -225,7 +225,7 @@ def linear_cross_entropy(
         reduction: "none" (loss [...]), "mean", "sum".
         ignore_index: tokens with this target have loss 0 and no gradient. They cost nothing, except where all tokens are
             multiplied: on a GPU by the kernel ``cublas`` (float32, two dtypes, compute capability 7.5) and in cuBLAS's
-            gradients without expected_ignored (docs/use/gpu.md); and by JAX's own operations.
+            gradients without expected_ignored (docs/use/gpu.md); and by JAX's own operations. None is -100.
         {terms}
         class_weight: [V], float; ``mean`` divides by the weights of the targets.
         softcap: ``c * tanh(logits / c)``.
@@ -284,6 +284,7 @@ def cross_entropy(a: Arguments) -> jax.Array | tuple[jax.Array, ...]:
     """Computes ``linear_cross_entropy``."""
     from . import sharding as meshes  # imported here, since that module imports this one
 
+    a = _arguments.with_ignored(a)
     if a.sharding is None:
         a = a._replace(sharding=meshes.of_types(a.hidden, a.weight))
     if a.temperature is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from ctypes import byref, c_void_p
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -28,7 +29,17 @@ DTYPES = {
 
 _SAVED_BYTES = 1 << 20  # workspaces up to this size are reused; calls of one stream and thread do not overlap
 
+_TARGETS = re.compile(r"^(rank \d+: )?targets:")
+
 Tensors = dict[str, Optional[Tensor]]  # by the fields of a C struct; None marks a missing one
+
+
+def _check(status: int) -> None:
+    """Raises the exception for a status of a run. The library's name of the token ids becomes that of PyTorch's calls."""
+    try:
+        c.check(status)
+    except ValueError as error:
+        raise ValueError(_TARGETS.sub(r"\1target:", str(error))) from None
 
 
 class Kind(NamedTuple):
@@ -133,7 +144,7 @@ class Call:
                 workspace = self._workspace()
         status = self.run_function(*self.arguments, workspace.data_ptr(), self.workspace_bytes, *self.extra)
         if status:
-            c.check(status)
+            _check(status)
 
     def replay(self, inputs) -> list[Tensor]:
         """Runs the call on these inputs, or None, on their GPU. Returns new outputs."""

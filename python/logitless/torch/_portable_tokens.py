@@ -61,7 +61,7 @@ def counted_tokens(targets: Tensor, ignore_index: int, vocab: int, work: int) ->
             row, k = found.bad.nonzero()[0].tolist()
             entry = f", entry {k}" if per_token > 1 else ""
             raise ValueError(
-                f"targets: {int(targets[first + row, k])} at position {first + row}{entry} is outside [0, {vocab}) and "
+                f"target: {int(targets[first + row, k])} at position {first + row}{entry} is outside [0, {vocab}) and "
                 f"not ignore_index {ignore_index}"
             )
         rows[first : first + step] = found.row | found.bad.any(1)

@@ -115,10 +115,14 @@ def check_head(hidden, weight, bias, columns: int = -1) -> None:
             raise TypeError(f"{name}: expected float32, bfloat16, float16 or float64, got {t.dtype}")
     if hidden.dim() < 1:
         raise ValueError("hidden: expected [..., D], got a scalar")
+    if hidden.shape[-1] == 0:
+        raise ValueError(f"hidden: expected [..., D] with at least one column, got {list(hidden.shape)}")
     if weight.dim() != 2 or weight.shape[1] != (hidden.shape[-1] if columns < 0 else columns):
         raise ValueError(f"weight: expected [V, {hidden.shape[-1]}], got {list(weight.shape)}")
     if bias is not None and list(bias.shape) != [weight.shape[0]]:
         raise ValueError(f"bias: expected [{weight.shape[0]}], got {list(bias.shape)}")
+    if bias is not None and not bias.is_floating_point():
+        raise TypeError(f"bias: expected floats, got {bias.dtype}")
 
 
 def _shift_of(value, hidden: Tensor) -> int:
@@ -212,6 +216,11 @@ def checked_call(a: Arguments, shard: VocabShard = ALL, own: bool = False) -> Ca
         hidden, target = hidden[..., : hidden.shape[-2] - shift, :], target[..., shift:]
         if any(getattr(weights, name) is not None for name in PER_TOKEN):
             raise NotImplementedError("shift: does not go with token_weight or target_weight; shift them yourself")
+    if weights.target_weight is not None and target.dim() != hidden.dim():
+        raise ValueError(
+            f"target_weight: goes with target {shape_text(hidden.shape[:-1], 'K')}, K token ids for each token, got target "
+            f"{list(target.shape)}; token_weight has one weight for each token"
+        )
     per_token = 0 if weights.target_weight is None else target.shape[-1]
     lead = hidden.shape[:-1]
     hidden, target = _rows(hidden, target, per_token)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .._losses import selected as shared
+from .._losses.options import bad_id
 from .._options import DEFAULT, either_name, term_docs, unexpected
 from . import _engine, _memory, autograd, call, quantized
 from ._arguments import DEFAULTS, bind, loss_options, named, signature_text
@@ -159,8 +160,8 @@ def linear_logprobs(
     Args:
         hidden: [..., D]. weight: [V, D], the dtype of hidden, or one of both float32 beside 16 bits, as in
             ``linear_cross_entropy``. bias: [V].
-        target: [...] or [..., K], int32 or int64. Rows whose targets are all ``ignore_index`` give 0; their cost is that in
-            ``linear_cross_entropy``. None, with selected_ids: no target.
+        target: [...] or [..., K], int32 or int64. Rows whose targets are all ``ignore_index`` (None is -100) give 0; their
+            cost is that in ``linear_cross_entropy``. None, with selected_ids: no target.
         selected_ids: [K], the same for each token, or [..., K], int32 or int64: also returns the log-probabilities of
             these token ids [..., K], with gradients, by the same GEMMs. 0 for ``ignore_index``, and where the target is
             ignored.
@@ -185,7 +186,8 @@ def linear_logprobs(
     Batch invariance: as in ``linear_cross_entropy``. log_prob has the bits of its loss with reduction "none", negated. On a
     GPU the last bits of a token depend on all its targets and selected_ids.
 
-    Raises as ``linear_cross_entropy``. ``keep=True`` raises ValueError on the CPU, for float64, for a sharded
+    Raises as ``linear_cross_entropy``. Where no input needs a gradient, nothing is saved, whatever ``keep`` is. Else
+    ``keep=True`` raises ValueError on the CPU, for float64, for a sharded
     vocabulary and for traced calls. It also does with hooks of saved tensors (checkpoints, offloading), and for a
     memory budget that is too small; the message names the bytes that it takes.
     """
@@ -233,10 +235,8 @@ def _ids_of(hidden, weight, target, selected, ignore_index: Any, sharding: Optio
     if selected.device.type == "cpu" and sharding is None and not torch.compiler.is_compiling():
         bad = ((selected < 0) | (selected >= weight.shape[0])) & (selected != ignore_index)
         if not torch._C._are_functorch_transforms_active() and bool(bad.any()):
-            raise ValueError(
-                f"selected_ids: expected token ids below {weight.shape[0]} or ignore_index {ignore_index}, got "
-                f"{int(selected[bad][0])}"
-            )
+            at = int(bad.flatten().nonzero()[0])
+            raise ValueError(bad_id("selected_ids", weight.shape[0], ignore_index, int(selected.flatten()[at]), at))
     target = None if target is None else replicated("target", target)
     return shared.with_selected(torch, "target", target, selected, tuple(hidden.shape[:-1]), ignore_index)
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax_oracle import BUDGET, ON_CPU, check_gradients, cross_entropy, in_float64, of_kernels, problem, relative_error
 
-from logitless.jax import linear_cross_entropy
+from logitless.jax import linear_cross_entropy, linear_logprobs
 
 VOCAB = 101
 RNG = np.random.default_rng(7)
@@ -140,10 +140,21 @@ def test_several_weighted_targets_a_token():
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int16"])
-def test_small_integers_are_targets(kind):
+def test_small_integers_are_no_targets(kind):
     hidden, weight, targets, _ = problem(ignored=False)
-    small = linear_cross_entropy(hidden, weight, targets.astype(kind))
-    assert small == linear_cross_entropy(hidden, weight, targets)
+    for call in (linear_cross_entropy, linear_logprobs):
+        with pytest.raises(TypeError, match=f"targets: expected int32 or int64, got {kind}"):
+            call(hidden, weight, targets.astype(kind))
+
+
+def test_an_ignore_index_beyond_int32_and_none():
+    hidden, weight, targets, _ = problem()
+    for call in (linear_cross_entropy, lambda *a, **o: linear_logprobs(*a, **o)[0]):
+        plain = jnp.where(targets < 0, 0, targets)
+        assert (call(hidden, weight, plain, ignore_index=2**40) == call(hidden, weight, plain)).all()
+        assert (call(hidden, weight, targets, ignore_index=None) == call(hidden, weight, targets)).all()
+    with pytest.raises(ValueError, match=r"hidden: expected \[..., D\] with at least one column, got \[3, 7, 0\]"):
+        linear_cross_entropy(hidden[..., :0], weight[:, :0], targets)
 
 
 def test_ignore_index_may_be_a_class():

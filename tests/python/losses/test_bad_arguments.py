@@ -110,6 +110,10 @@ VALUES = {
     "top_k.log_probs: expected [6, 6, 2]": lambda p: p.top_k(np.zeros((6, 6, 2)), np.zeros((6, 6, 3))),
     "ignore_index: expected a number below 0": lambda p: p.top_k(
         np.zeros((6, 6, 2)), np.zeros((6, 6, 2)), ignore_index=1),
+    "memory_budget: expected at least ": lambda p: p.jsd(memory_budget=100),
+    "hidden: expected [..., D] with at least one column, got [6, 6, 0]": lambda p: p.losses.sampled_softmax_loss(
+        p.x[..., :0], p.w[:, :0], p.ids, num_sampled=4, sampler="uniform", seed=1),
+    "hidden: expected [..., D] with at least one column, got [6, 6, 0] ": lambda p: p.jsd(w=p.w[:, :0], x=p.x[..., :0]),
     "index: expected [6, 6]": lambda p: p.losses.selective_log_softmax(p.x, p.w, p.ids[1:]),
 }
 TYPES = {
@@ -165,6 +169,6 @@ def test_a_bad_target_is_an_error_or_nan(f):
     if f.target == "targets" or f.device != "cpu":
         assert np.isnan(f.numpy(jsd(targets=bad)))
     else:
-        message = f"target: expected a class below {V} or ignore_index -100, got {V} at position {np.argmin(VALID)}"
+        message = rf"target: expected token ids in \[0, {V}\), or ignore_index -100, got {V} at position {np.argmin(VALID)}"
         with pytest.raises(ValueError, match=message):
             jsd(targets=bad)

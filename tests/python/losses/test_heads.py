@@ -93,7 +93,7 @@ def test_an_id_outside_the_vocabulary_is_named():
     torch = pytest.importorskip("torch")
     from logitless.torch import linear_logprobs
 
-    with pytest.raises(ValueError, match=f"selected_ids: expected token ids below {V} or ignore_index -100, got {V}"):
+    with pytest.raises(ValueError, match=rf"selected_ids: expected token ids in \[0, {V}\), or ignore_index -100, got {V}"):
         linear_logprobs(*map(torch.from_numpy, (HIDDEN, WEIGHT, TARGETS)), selected_ids=torch.tensor([1, V], device="cpu"))
 
 

@@ -357,7 +357,7 @@ def divergence_errors(rank, ranks):
     for wrong, message in (
         (dict(teacher_weight=given[4]) if rank == 0 else {}, "teacher_weight: expected [2, D]"),
         (few if rank == 0 else {}, "hidden: expected the same tokens on all ranks, got [3, 4]"),
-        (dict(target=torch.full((4,), 9)), "target: expected a class below 4"),
+        (dict(target=torch.full((4,), 9)), "target: expected token ids in [0, 4)"),
         (dict(teacher_ids=torch.arange(2)), "teacher_ids: expected [4]"),
         (dict(teacher_ids=torch.tensor([0, 4, 1, 2])), "teacher_ids: expected token ids below 4, got 4"),
         (dict(teacher_ids=torch.arange(4), teacher_weight=given[4][here, : DIM + rank]), "teacher_weight: expected columns and a dtype"),

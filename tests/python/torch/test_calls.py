@@ -130,7 +130,7 @@ def test_a_bad_target_is_named_with_its_position(vocab_id, dtype):
     }
     for at, (call, targets, more) in calls.items():
         if oracle.DEVICE == "cpu":
-            with pytest.raises(ValueError, match=rf"^targets: {vocab_id} at position {at.lstrip('0')} is outside \[0, 70\)"):
+            with pytest.raises(ValueError, match=rf"^target: {vocab_id} at position {at.lstrip('0')} is outside \[0, 70\)"):
                 call(hidden, weight, targets, **more)
         else:  # nothing waits for the GPU
             assert torch.isnan(call(hidden, weight, targets, **more)).any()

@@ -267,7 +267,7 @@ def test_equal_entries_are_in_the_order_of_their_ids():
     "given, error, text",
     [
         (dict(temperature=-1.0), ValueError, "temperature: expected a number from 0, got -1.0"),
-        (dict(temperature=torch.ones(3)), ValueError, r"temperature: expected \[4\], got \[3\]"),
+        (dict(temperature=torch.ones(3)), ValueError, r"temperature: expected \[4\] or \[\], got \[3\]"),
         (dict(top_k=0), ValueError, "top_k: expected a whole number from 1, got 0"),
         (dict(top_k=41), ValueError, "top_k: expected at most 40"),
         (dict(top_p=0.0), ValueError, "top_p: expected a number above 0 to 1, got 0.0"),
@@ -326,6 +326,17 @@ def test_a_nan_among_the_logits_gives_no_number(options, dtype):
         assert torch.equal(best.top_log_probs.isnan().all(-1), hit) and torch.equal(best.log_prob.isnan(), hit)
 
 
+def test_floats_and_a_temperature_without_dimensions():
+    hidden, weight, bias = head(4, 8, 40)
+    zeros = torch.zeros(40, dtype=torch.long, device=hidden.device)
+    with pytest.raises(TypeError, match="^bias: expected floats, got torch.int64"):
+        linear_sample(hidden, weight, zeros, seed=1)
+    with pytest.raises(TypeError, match="^logit_bias: expected floats, got torch.int64"):
+        linear_sample(hidden, weight, bias, logit_bias=zeros, seed=1)
+    one, other = (linear_sample(hidden, weight, bias, temperature=t, seed=1) for t in (0.5, hidden.new_tensor(0.5)))
+    assert torch.equal(one.tokens, other.tokens)
+
+
 def test_bad_arguments_of_the_best():
     hidden, weight, bias = head(4, 8, 40)
     with pytest.raises(ValueError, match="k: expected at most 40, the vocabulary of weight, got 41"):
@@ -336,7 +347,7 @@ def test_bad_arguments_of_the_best():
     if hidden.device.type != "cpu":  # the host does not wait
         assert linear_top_logprobs(hidden, weight, target, k=1).log_prob.isnan().tolist() == [False, False, True, False]
         return
-    with pytest.raises(ValueError, match="targets?: 40 at position 2"):
+    with pytest.raises(ValueError, match=r"^target: expected token ids in \[0, 40\), or ignore_index -100, got 40 at position 2$"):
         linear_top_logprobs(hidden, weight, target, k=1)
 
 

@@ -25,7 +25,7 @@ def _make(what: str, memory_budget: int | str | None, executor: str) -> Any:
     made = autochunk(
         FORMULAS[what], memory_budget=memory_budget, executor=executor, strict=memory_budget is not None
     )
-    made.limits = replace(made.limits, slack=SLACK)
+    made.limits = replace(made.limits, slack=SLACK, ready=True)
     return made
 
 

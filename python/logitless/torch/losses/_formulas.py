@@ -29,7 +29,7 @@ def _key(what: str, memory_budget: int | str | None, executor: str) -> str:
     def make() -> Any:
         strict = memory_budget is not None
         made = autochunk(FORMULAS[what], memory_budget=memory_budget, executor=executor, strict=strict)
-        made.limits = replace(made.limits, slack=SLACK)
+        made.limits = replace(made.limits, slack=SLACK, ready=True)
         return made
 
     key = f"{what} {memory_budget!r} {executor}"
