@@ -195,6 +195,8 @@ def test_refusals_of_tensors():
         linear_cross_entropy(hidden)
     with pytest.raises(NotImplementedError, match="accuracy: needs one target a token"):
         linear_cross_entropy(hidden, weight, target[:, None], target_weight=torch.ones(24, 1), accuracy=True)
+    with pytest.raises(ValueError, match=r"target_weight: goes with target \[24, K\], .*, got target \[24\]"):
+        linear_cross_entropy(hidden, weight, target, target_weight=torch.ones(24))
     # The call after a refused one works.
     assert torch.isfinite(linear_cross_entropy(hidden, weight, target))
 
