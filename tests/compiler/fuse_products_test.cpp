@@ -1,5 +1,5 @@
-// Products with generated epilogues, one or two: where they are found and where not, what remains
-// behind them, and that NVRTC compiles them.
+// Products with generated epilogues, one or two: where they are found and where not, and what
+// remains behind them.
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
@@ -10,7 +10,6 @@
 #include "compiler/plan/group_rows.h"
 #include "compiler/product_programs.h"
 #include "core/check.h"
-#include "kernels/device/module.h"
 
 namespace logitless::test {
 namespace {
@@ -56,31 +55,6 @@ TEST(FuseProducts, LeavesNoMemoryOfTheProduct) {
     }
   }
 }
-
-// Compiles the programs' products by NVRTC, those of one dtype and the others by turns.
-void compile_products(int capability, DType first, DType second) {
-  std::vector<ir::GeneratedKernel> kernels;
-  const std::size_t count = product_programs(first).size();
-  for (std::size_t i = 0; i < count; ++i) {
-    const ProductProgram p = product_programs(i % 2 == 0 ? first : second)[i];
-    const CompiledProgram compiled =
-        compile(Graph::parse(p.text), slow_memory(product_sizes()[0], of(capability)));
-    const ir::Program& program = program_of(compiled);
-    for (const ir::RowGroup* group : groups_of_products(program)) {
-      for (ir::GeneratedKernel& k : ir::generate(*group, ir::buffer_alignments(program)))
-        kernels.push_back(std::move(k));
-    }
-  }
-  ASSERT_GE(kernels.size(), count);
-  try {
-    cuda::compile_cuda(ir::module_source(kernels), capability);
-  } catch (const Unsupported& missing) {
-    GTEST_SKIP() << missing.what();
-  }
-}
-
-TEST(FuseProducts, CompilesByNvrtc) { compile_products(90, DType::bf16, DType::f16); }
-TEST(FuseProducts, CompilesByNvrtcForMmaSync) { compile_products(80, DType::f16, DType::bf16); }
 
 // Time decides: little arithmetic for each element, and enough of it.
 TEST(FuseProducts, AsksWhetherItPays) {

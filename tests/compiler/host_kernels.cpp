@@ -11,6 +11,7 @@
 
 #include "compiler/exec/cuda/prelude.h"
 #include "compiler/host_mma.h"
+#include "compiler/host_wgmma.h"
 #include "core/check.h"
 
 namespace logitless::test {
@@ -21,6 +22,7 @@ constexpr const char* kHost = R"host(
 #include <barrier>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -41,7 +43,8 @@ static thread_local Index3 blockIdx, threadIdx;
 constexpr std::size_t kStack = 1 << 17;
 static thread_local ucontext_t scheduler;
 static thread_local std::vector<ucontext_t> threads;
-static thread_local std::vector<char> stacks;
+static thread_local std::unique_ptr<char[]> stacks;  // not filled: most pages stay untouched
+static thread_local std::size_t stacks_count = 0;
 static thread_local std::vector<char> ended;
 static thread_local std::vector<std::uint64_t> slots;
 static thread_local char shared_memory;  // its address tells where the block's shared memory is
@@ -79,7 +82,10 @@ static void store_to_block(State* own, unsigned block, const State& state) {
 
 static void run_block(unsigned index, unsigned block, bool waits) {
   threads.resize(block);
-  stacks.resize(waits ? block * kStack : 0);
+  if (waits && stacks_count < block) {
+    stacks.reset(new char[block * kStack]);
+    stacks_count = block;
+  }
   slots.resize(block);
   blockIdx.x = index;
   if (!waits) {
@@ -89,7 +95,7 @@ static void run_block(unsigned index, unsigned block, bool waits) {
   ended.assign(block, 0);
   for (unsigned t = 0; t < block; ++t) {
     getcontext(&threads[t]);
-    threads[t].uc_stack.ss_sp = stacks.data() + t * kStack;
+    threads[t].uc_stack.ss_sp = stacks.get() + t * kStack;
     threads[t].uc_stack.ss_size = kStack;
     threads[t].uc_link = &scheduler;
     makecontext(&threads[t], thread_main, 0);
@@ -143,6 +149,13 @@ static float near_root(float x) { return std::sqrt(x); }
 static float weight_of(float x) { return std::exp2(x * 1.44269504f); }
 static float float_maximum(float a, float b) { return a > b || a != a ? a : b; }
 
+// Returns memory that is read or written at once.
+template <class P>
+static P& aligned(P* at) {
+  if ((std::uintptr_t)at % alignof(P) != 0) std::abort();
+  return *at;
+}
+
 struct bf16 { unsigned short bits; };
 struct f16 { unsigned short bits; };
 static float as_float(std::uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
@@ -165,6 +178,18 @@ std::string compiler() {
 std::string read(const std::filesystem::path& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Returns the prelude, whose accesses of several elements abort if they are not aligned.
+std::string checked_prelude() {
+  std::string text(ir::prelude());
+  for (const std::string access :
+       {"(const Pack<kPack, T>*)(from + i)", "(Pack<kPack, T>*)(to + i)"}) {
+    const std::size_t at = text.find("*" + access);
+    check(at != std::string::npos, "the prelude has no access ", access);
+    text.replace(at, access.size() + 1, concat("aligned(", access, ")"));
+  }
+  return text;
 }
 
 // A folder that is removed at the end.
@@ -201,11 +226,14 @@ HostKernels::HostKernels(std::span<const ir::GeneratedKernel> kernels) {
                               library = folder.path / "kernels.so", log = folder.path / "log";
   {
     std::ofstream file(source);
-    file << kHost << ir::prelude() << ir::prelude_cluster();
+    file << kHost << checked_prelude() << ir::prelude_cluster();
     const auto is_product = [](const ir::GeneratedKernel& k) {
       return k.product_engine.has_value();
     };
-    if (std::any_of(kernels.begin(), kernels.end(), is_product)) file << host_product_engine();
+    const auto product = std::find_if(kernels.begin(), kernels.end(), is_product);
+    if (product != kernels.end())
+      file << (product->product_engine == ir::ProductEngine::sm80 ? host_sm80_engine()
+                                                                  : host_sm90_engine());
     std::set<std::string> written;
     for (const ir::GeneratedKernel& kernel : kernels) {
       if (!written.insert(kernel.entry).second) continue;

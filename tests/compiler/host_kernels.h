@@ -12,9 +12,9 @@ namespace logitless::test {
 
 class HostKernels {
  public:
-  // Throws InternalError with the compiler's message.
+  // Throws InternalError with the compiler's message. Products are of one engine.
   explicit HostKernels(std::span<const ir::GeneratedKernel> kernels);
-  // `arguments`: the address of each, as for cuda::launch().
+  // `arguments`: the address of each, as for cuda::launch(); of a HostMatrix for a matrix.
   void run(const ir::GeneratedKernel& kernel, std::span<void* const> arguments) const;
 
  private:

@@ -9,6 +9,24 @@
 
 namespace logitless::test {
 
+// Declarations of both engines.
+inline constexpr const char* kHostProducts = R"host(
+struct __nv_bfloat16 { unsigned short bits; };
+struct __half { unsigned short bits; };
+static void prefetch(const void*) {}
+static unsigned two_bf16(float low, float high) {
+  return to_bf16(low).bits | (unsigned)to_bf16(high).bits << 16;
+}
+static unsigned two_f16(float low, float high) {
+  return to_f16(low).bits | (unsigned)to_f16(high).bits << 16;
+}
+template <typename T>
+static float number_of(unsigned short bits) {
+  if constexpr (std::is_same_v<T, __half>) return number(f16{bits});
+  return number(bf16{bits});
+}
+)host";
+
 // Instructions of kernels/cuda/device/mma_sm80.cuh. Threads of a block take turns: exchange() ends
 // a turn. Addresses in shared memory are offsets. Copies are done when they are waited for.
 inline constexpr const char* kHostMma = R"host(
@@ -16,8 +34,6 @@ inline constexpr const char* kHostMma = R"host(
 #include <deque>
 #define __forceinline__ inline
 #define __align__(n)
-struct __nv_bfloat16 { unsigned short bits; };
-struct __half { unsigned short bits; };
 static thread_local unsigned char product_memory[49152];
 
 struct Exchanged { std::uint32_t registers[6]; };
@@ -38,13 +54,6 @@ static std::uint32_t __shfl_xor_sync(unsigned, std::uint32_t x, int mask) {
 }
 static std::uint64_t __cvta_generic_to_shared(const void* at) {
   return (const unsigned char*)at - product_memory;
-}
-static void prefetch(const void*) {}
-static unsigned two_bf16(float low, float high) {
-  return to_bf16(low).bits | (unsigned)to_bf16(high).bits << 16;
-}
-static unsigned two_f16(float low, float high) {
-  return to_f16(low).bits | (unsigned)to_f16(high).bits << 16;
 }
 namespace logitless::cuda {
 struct Copy { std::uint32_t to; const void* from; int bytes; };
@@ -91,9 +100,7 @@ static void load_matrices(std::uint32_t (&d)[4], std::uint32_t at) {
 }
 template <typename T>
 static float element(std::uint32_t pair, unsigned odd) {
-  const auto bits = (unsigned short)(pair >> 16 * odd);
-  if constexpr (std::is_same_v<T, __half>) return number(f16{bits});
-  return number(bf16{bits});
+  return number_of<T>((unsigned short)(pair >> 16 * odd));
 }
 template <typename T>
 static void mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
@@ -112,7 +119,7 @@ static void mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, st
 )host";
 
 // Returns the engine behind its instructions.
-inline std::string host_product_engine() {
+inline std::string host_sm80_engine() {
   std::string text(cuda::sm80_engine_text());
   const std::size_t begin = text.find("// A warp's 64 x 64 fp32 sums");
   check(begin != std::string::npos, "the engine's instructions are its first header");
@@ -121,7 +128,7 @@ inline std::string host_product_engine() {
   const std::size_t memory = text.find(shared);
   check(memory != std::string::npos, "the engine has shared memory");
   text.replace(memory, shared.size(), "unsigned char* const shared_memory = product_memory;");
-  return kHostMma + text;
+  return concat(kHostProducts, kHostMma, text);
 }
 
 }  // namespace logitless::test

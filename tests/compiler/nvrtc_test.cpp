@@ -1,10 +1,15 @@
 // NVRTC compiles the generated kernels of every program. Needs no GPU; skips without NVRTC.
+#include "kernels/cuda/nvrtc.h"
+
 #include <gtest/gtest.h>
 #include <logitless/compiler.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "compiler/compiled.h"
+#include "compiler/epilogue_cases.h"
 #include "compiler/exec/cuda/codegen.h"
 #include "compiler/integer_loops.h"
 #include "compiler/loop_grid.h"
@@ -46,7 +51,7 @@ TEST(Nvrtc, CompilesAllKernelsOfAllPrograms) {
   RecordProperty("bytes", static_cast<int>(source.size()));
   for (const int capability : {80, 90}) {
     try {
-      EXPECT_GT(cuda::compile_cuda(source, capability).size(), source.size() / 10);
+      EXPECT_GT(cuda::compile_cuda_fast(source, capability).size(), source.size() / 10);
     } catch (const Unsupported& missing) {
       EXPECT_NE(std::string(missing.what()).find("nvidia-cuda-nvrtc"), std::string::npos);
       GTEST_SKIP() << missing.what();
@@ -71,7 +76,40 @@ TEST(Nvrtc, CompilesRowsOfAClusterOfBlocks) {
     ASSERT_EQ(kernels.size(), 1u) << columns;
     EXPECT_EQ(kernels[0].shape.grid[0], 64u * (columns > 16384 ? 8u : 2u));
     try {
-      cuda::compile_cuda(ir::module_source(kernels), 90);
+      cuda::compile_cuda_fast(ir::module_source(kernels), 90);
+    } catch (const Unsupported& missing) {
+      GTEST_SKIP() << missing.what();
+    }
+  }
+}
+
+// Returns the kernels of the generated epilogues of a program.
+void add_products(const std::string& text, const CompileOptions& options,
+                  std::vector<ir::GeneratedKernel>& kernels) {
+  const CompiledProgram compiled = compile(Graph::parse(text), options);
+  const ir::Program& program = CompilerAccess::state(compiled).program;
+  const auto groups = groups_of_products(program);
+  ASSERT_EQ(groups.size(), 1u) << text;
+  for (ir::GeneratedKernel& k : ir::generate(*groups[0], ir::buffer_alignments(program)))
+    kernels.push_back(std::move(k));
+}
+
+// Products of the programs and of all operands, those of bf16 and of f16 by turns.
+TEST(Nvrtc, CompilesProductsWithEpilogues) {
+  for (const int capability : {80, 90, 100, 120}) {
+    DeviceLimits device;
+    device.compute_capability = capability;
+    std::vector<ir::GeneratedKernel> kernels;
+    const DType dtypes[] = {DType::bf16, DType::f16};
+    const auto turn = [&](std::size_t i) { return dtypes[(i + (capability == 90)) % 2]; };
+    for (std::size_t i = 0; i < epilogue_cases(DType::bf16).size(); ++i)
+      add_products(epilogue_cases(turn(i))[i].text, every_epilogue(device), kernels);
+    for (std::size_t i = 0; i < product_programs(DType::bf16).size(); ++i)
+      add_products(product_programs(turn(i))[i].text, slow_memory(product_sizes()[0], device),
+                   kernels);
+    ASSERT_GT(kernels.size(), 20u);
+    try {
+      cuda::compile_cuda_fast(ir::module_source(kernels), capability);
     } catch (const Unsupported& missing) {
       GTEST_SKIP() << missing.what();
     }

@@ -3,6 +3,7 @@
 #include <logitless/compiler.h>
 
 #include "compiler/compiled.h"
+#include "compiler/epilogue_cases.h"
 #include "compiler/far_programs.h"
 #include "compiler/graph_access.h"
 #include "compiler/product_programs.h"
@@ -46,6 +47,34 @@ TEST_P(ProductEpilogues, AgreeWithTheInterpreterAndRepeatTheirBits) {
     }
   }
 }
+
+// The parameter is the number of a case of the table.
+class EpiloguesOfAllOperands : public testing::TestWithParam<std::size_t> {};
+
+// Each run is in an arena that is filled with NaN and guarded.
+TEST_P(EpiloguesOfAllOperands, AgreeWithTheInterpreterAndRepeatTheirBits) {
+  const auto device = gpu();
+  if (!device) GTEST_SKIP() << "no CUDA device";
+  if (device->compute_capability < 80) GTEST_SKIP() << "no engine of products";
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    const EpilogueCase c = epilogue_cases(dtype)[GetParam()];
+    SCOPED_TRACE(name_of(dtype));
+    const CompileOptions options = every_epilogue(*device);
+    const CompiledProgram compiled = compile(Graph::parse(c.text), options);
+    ASSERT_EQ(generated_epilogues(CompilerAccess::state(compiled).program), 1);
+    const ir::Graph bound = ir::bind(GraphAccess::of(Graph::parse(c.text)), options.sizes);
+    const ir::Tensors inputs = exact_inputs(bound, 1);
+    const ir::Tensors once = execute_on_gpu(compiled, inputs);
+    expect_near(c, bound, once, ir::interpret(bound, inputs));
+    EXPECT_TRUE(same_bits(execute_on_gpu(compiled, inputs, 2), once));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, EpiloguesOfAllOperands,
+                         testing::Range<std::size_t>(0, epilogue_cases(DType::bf16).size()),
+                         [](const auto& number) {
+                           return epilogue_cases(DType::bf16)[number.param].name;
+                         });
 
 INSTANTIATE_TEST_SUITE_P(Programs, ProductEpilogues,
                          testing::Range<std::size_t>(0, product_programs(DType::bf16).size()),

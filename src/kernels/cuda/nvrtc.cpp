@@ -1,6 +1,8 @@
 // Compiles CUDA C++ text to machine code with NVRTC.
-#include <array>
+#include "kernels/cuda/nvrtc.h"
+
 #include <string>
+#include <vector>
 
 #include "core/check.h"
 #include "core/own_files.h"
@@ -57,16 +59,14 @@ void require_nvrtc(int status, const char* what) {
   check(status == 0, what, ": NVRTC says ", functions().error(status));
 }
 
-std::array<std::string, 4> flags_for(int capability) {
+std::vector<std::string> flags_for(int capability) {
   // Kernels for 9.0 and later may use architecture-specific instructions.
   const bool specific = capability >= 90 && instruction_capability(capability) == capability;
   return {concat("--gpu-architecture=sm_", capability, specific ? "a" : ""), "--std=c++17",
           "--disable-warnings", "--device-as-default-execution-space"};
 }
 
-}  // namespace
-
-std::string compile_cuda(std::string_view source, int compute_capability) {
+std::string compile(std::string_view source, const std::vector<std::string>& flags) {
   const Functions& f = functions();
   const std::string text(source);
   NvrtcProgram made = nullptr;
@@ -78,9 +78,8 @@ std::string compile_cuda(std::string_view source, int compute_capability) {
     ~Destroy() { f.destroy(&program); }
   } const program{f, made};
 
-  const auto flags = flags_for(compute_capability);
-  std::array<const char*, 4> options;
-  for (std::size_t i = 0; i < flags.size(); ++i) options[i] = flags[i].c_str();
+  std::vector<const char*> options;
+  for (const std::string& flag : flags) options.push_back(flag.c_str());
   const int status = f.compile(made, static_cast<int>(options.size()), options.data());
   if (status != 0) {
     std::size_t bytes = 0;
@@ -95,6 +94,20 @@ std::string compile_cuda(std::string_view source, int compute_capability) {
   std::string cubin(bytes, '\0');
   require_nvrtc(f.cubin(made, cubin.data()), "nvrtcGetCUBIN");
   return cubin;
+}
+
+}  // namespace
+
+std::string compile_cuda(std::string_view source, int compute_capability) {
+  return compile(source, flags_for(compute_capability));
+}
+
+std::string compile_cuda_fast(std::string_view source, int compute_capability) {
+  int major = 0, minor = 0;
+  require_nvrtc(functions().version(&major, &minor), "nvrtcVersion");
+  std::vector<std::string> flags = flags_for(compute_capability);
+  if (major >= 13) flags.emplace_back("--Ofast-compile=max");
+  return compile(source, flags);
 }
 
 std::string cached_cubin(std::string_view source, int compute_capability) {
