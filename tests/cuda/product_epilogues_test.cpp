@@ -67,6 +67,7 @@ TEST_P(EpiloguesOfAllOperands, AgreeWithTheInterpreterAndRepeatTheirBits) {
     const ir::Tensors once = execute_on_gpu(compiled, inputs);
     expect_near(c, bound, once, ir::interpret(bound, inputs));
     EXPECT_TRUE(same_bits(execute_on_gpu(compiled, inputs, 2), once));
+    EXPECT_TRUE(same_bits(replay_on_gpu(compiled, inputs), once)) << "a captured graph";
   }
 }
 

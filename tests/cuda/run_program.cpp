@@ -1,8 +1,10 @@
 #include "cuda/run_program.h"
 
 #include <gtest/gtest.h>
+#include <logitless/device.h>
 
 #include <cstring>
+#include <functional>
 #include <list>
 
 #include "core/element.h"
@@ -19,8 +21,20 @@ std::optional<DeviceLimits> gpu() {
   return device;
 }
 
-ir::Tensors execute_on_gpu(const CompiledProgram& program, const ir::Tensors& inputs, int times,
-                           FarFieldHead* far, const ir::Tensors& before) {
+namespace {
+
+// A prepared program and its memory.
+struct Run {
+  const Context& context;
+  const PreparedProgram& prepared;
+  std::vector<const void*> parameters;
+  std::vector<void*> results;
+  std::byte* arena;
+};
+
+// Calls run(Run) with inputs in memory, and returns what it leaves in the results.
+ir::Tensors on_gpu(const CompiledProgram& program, const ir::Tensors& inputs,
+                   const ir::Tensors& before, const std::function<void(const Run&)>& run) {
   ContextOptions options;
   options.device = DeviceKind::cuda;
   const Context context(options);
@@ -50,17 +64,8 @@ ir::Tensors execute_on_gpu(const CompiledProgram& program, const ir::Tensors& in
   }
   constexpr std::size_t kGuard = 4096;
   auto* const arena = static_cast<std::byte*>(block(program.arena_bytes() + 2 * kGuard)) + kGuard;
-  for (int i = 0; i < times; ++i) {
-    // A run that does nothing must not pass by the results of the one before.
-    for (std::size_t r = 0; before.empty() && r < results.size(); ++r)
-      cuda::fill_device(results[r], 0xff, static_cast<std::size_t>(program.results()[r].bytes()),
-                        nullptr);
-    if (far != nullptr) {
-      prepared.run(parameters, results, arena, *far);
-    } else {
-      prepared.run(parameters, results, arena, nullptr);
-    }
-  }
+  cuda::synchronize(nullptr);
+  run({context, prepared, parameters, results, arena});
   cuda::synchronize(nullptr);
 
   std::vector<std::byte> guards(2 * kGuard);
@@ -85,6 +90,35 @@ ir::Tensors execute_on_gpu(const CompiledProgram& program, const ir::Tensors& in
     out[t.name] = std::move(x);
   }
   return out;
+}
+
+}  // namespace
+
+ir::Tensors execute_on_gpu(const CompiledProgram& program, const ir::Tensors& inputs, int times,
+                           FarFieldHead* far, const ir::Tensors& before) {
+  return on_gpu(program, inputs, before, [&](const Run& run) {
+    for (int i = 0; i < times; ++i) {
+      // A run that does nothing must not pass by the results of the one before.
+      for (std::size_t r = 0; before.empty() && r < run.results.size(); ++r)
+        cuda::fill_device(run.results[r], 0xff,
+                          static_cast<std::size_t>(program.results()[r].bytes()), nullptr);
+      if (far != nullptr) {
+        run.prepared.run(run.parameters, run.results, run.arena, *far);
+      } else {
+        run.prepared.run(run.parameters, run.results, run.arena, nullptr);
+      }
+    }
+  });
+}
+
+ir::Tensors replay_on_gpu(const CompiledProgram& program, const ir::Tensors& inputs) {
+  return on_gpu(program, inputs, {}, [](const Run& run) {
+    const DeviceStream stream(run.context);
+    const DeviceGraph graph = stream.capture(
+        [&] { run.prepared.run(run.parameters, run.results, run.arena, stream.handle()); });
+    for (int launch = 0; launch < 2; ++launch) stream.launch(graph);
+    stream.wait();
+  });
 }
 
 }  // namespace logitless::test

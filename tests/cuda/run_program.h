@@ -20,5 +20,7 @@ std::optional<DeviceLimits> gpu();
 // (exec/cuda/replays.h). far: the FarFieldHead of its head, or null. before: as in execute().
 ir::Tensors execute_on_gpu(const CompiledProgram& program, const ir::Tensors& inputs, int times = 1,
                            FarFieldHead* far = nullptr, const ir::Tensors& before = {});
+// Captures a run in a graph and launches the graph twice; results are those of the second launch.
+ir::Tensors replay_on_gpu(const CompiledProgram& program, const ir::Tensors& inputs);
 
 }  // namespace logitless::test
