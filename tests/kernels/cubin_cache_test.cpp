@@ -2,6 +2,7 @@
 #include "kernels/cuda/cubin_cache.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <vector>
 
 #include "core/file_system.h"
 #include "core/own_files.h"
@@ -132,6 +134,48 @@ TEST_F(CubinCache, ForeignFilesAreMadeAgain) {
   EXPECT_EQ(made_, 1);
 }
 
+// Processes that find neither key nor code: each gets the code of its text, and what they leave
+// behind is whole.
+TEST_F(CubinCache, ProcessesWriteAtOnce) {
+  constexpr int kProcesses = 4, kContents = 8;
+  int start[2];
+  ASSERT_EQ(pipe(start), 0);
+  std::vector<pid_t> children;
+  for (int p = 0; p < kProcesses; ++p) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      char byte = 0;
+      close(start[1]);
+      bool right = ::read(start[0], &byte, 1) == 0;  // the parent has started all
+      for (int i = 0; i < kContents; ++i) {
+        const std::string content = "text " + std::to_string(i);
+        right = get(content) == expected(content) && right;
+      }
+      _exit(right ? 0 : 1);
+    }
+    children.push_back(child);
+  }
+  close(start[0]);
+  close(start[1]);
+  for (const pid_t child : children) {
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  // Codes under a key that another process replaced are made again, once.
+  for (const bool again : {false, true}) {
+    for (int i = 0; i < kContents; ++i) {
+      const std::string content = "text " + std::to_string(i);
+      EXPECT_EQ(get(content), expected(content));
+      EXPECT_TRUE(made_ == 0 || !again) << content;
+    }
+  }
+  EXPECT_EQ(files().size(), static_cast<std::size_t>(kContents));
+  const auto all = std::distance(fs::directory_iterator(folder_), fs::directory_iterator());
+  EXPECT_EQ(all, kContents + 1) << "the codes and the key, and nothing unfinished";
+}
+
 TEST_F(CubinCache, AFolderThatCannotBeWrittenIsNoError) {
   fs::create_directories(folder_);
   fs::permissions(folder_, fs::perms::owner_read | fs::perms::owner_exec);
@@ -253,6 +297,12 @@ TEST_F(CubinCache, KeepsWhatNvrtcMakes) {
     EXPECT_EQ(files().size(), 1u);
     EXPECT_NE(cold, cached_cubin(text, 80));
     EXPECT_EQ(files().size(), 2u);
+    // Code for another architecture, under the name of this one, is not run.
+    fs::path other = files().at(0), of_cold = files().at(1);
+    if (read(other).find(cold) != std::string::npos) std::swap(other, of_cold);
+    write(of_cold, read(other));
+    EXPECT_EQ(cold, cached_cubin(text, 90));
+    EXPECT_NE(read(of_cold).find(cold), std::string::npos);
   } catch (const Unsupported& missing) {
     EXPECT_NE(std::string(missing.what()).find("nvidia-cuda-nvrtc"), std::string::npos);
     GTEST_SKIP() << missing.what();
