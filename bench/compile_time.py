@@ -3,13 +3,20 @@
 logitless.torch.autochunk.
 
     python bench/compile_time.py [--logitless build/src/cli/logitless] [--only command autochunk] [--repeat R]
+    python bench/compile_time.py --first-call [--device cpu|cuda] [--tokens N --dim D --vocab V] [--repeat R]
 
 Compiles without running: GPT-2 XL with and without a budget, 12 layers with the shape of Llama 3.2 1B, and a chain of
 1000 operations with its gradient. Each is compiled R times. Prints medians of wall-clock and of processor time, which
 other load disturbs less, and the resulting memory.
+
+--first-call measures a loss and its gradients by autochunk instead: in R fresh processes with an empty cache of cubins
+(LOGITLESS_CACHE), and in R more with what those left there. It prints the median seconds of the first call, from tracing
+to the gradients, and of the second one. PyTorch has run the loss once before, on other sizes. A CPU has no cubins, and its
+two rows differ by noise alone.
 """
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -94,7 +101,19 @@ def main():
     parser.add_argument("--logitless", default="build/src/cli/logitless")
     parser.add_argument("--only", nargs="+", choices=["command", "autochunk"], default=["command", "autochunk"])
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--first-call", action="store_true")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--dim", type=int, default=2048)
+    parser.add_argument("--vocab", type=int, default=65536)
+    parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)  # a process of --first-call
     args = parser.parse_args()
+    if args.in_process:
+        print(json.dumps(calls_of(args)))
+        return
+    if args.first_call:
+        first_calls(args)
+        return
     if "command" in args.only:
         commands(args)
     if "autochunk" in args.only:
@@ -135,6 +154,54 @@ def functions(args):
                 resource.RUSAGE_SELF,
             )
             show(f"autochunk, {executor}: {what}", *found)
+
+
+def softcapped(hidden, weight, targets):
+    """A loss that is no head: softcap, label smoothing and a z-loss."""
+    z = 30.0 * torch.tanh(F.linear(hidden, weight).float() / 30.0)
+    return F.cross_entropy(z, targets, label_smoothing=0.1) + 1e-4 * z.logsumexp(-1).square().mean()
+
+
+def loss_inputs(tokens, dim, vocab, device):
+    """Returns hidden states and weights in bf16, which take gradients, and targets."""
+    def matrix(rows):
+        return torch.randn(rows, dim, device=device).mul_(dim**-0.5).bfloat16().requires_grad_()
+
+    return matrix(tokens), matrix(vocab), torch.randint(vocab, (tokens,), device=device)
+
+
+def calls_of(args):
+    """Returns the seconds of the first and of the second call in this process, and the bytes of its cubins."""
+    def step(function, inputs):
+        start = time.perf_counter()
+        torch.autograd.grad(function(*inputs), inputs[:2])
+        if args.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    torch.manual_seed(0)
+    step(softcapped, loss_inputs(64, 64, 128, args.device))  # PyTorch's own first call
+    function, inputs = autochunk(softcapped), loss_inputs(args.tokens, args.dim, args.vocab, args.device)
+    seconds = [step(function, inputs) for _ in range(2)]
+    cubins = sum(f.stat().st_size for f in Path(os.environ["LOGITLESS_CACHE"]).rglob("*.cubin"))
+    return {"seconds": seconds, "cubins": cubins}
+
+
+def first_calls(args):
+    sizes = [f"--{name}={getattr(args, name)}" for name in ("device", "tokens", "dim", "vocab")]
+    line = [sys.executable, __file__, "--in-process", *sizes]
+    found = {"empty": [], "full": []}
+    for _ in range(args.repeat):
+        with tempfile.TemporaryDirectory() as folder:
+            for list_ in found.values():  # the second process finds what the first has left
+                done = subprocess.run(line, capture_output=True, text=True, env=os.environ | {"LOGITLESS_CACHE": folder})
+                if done.returncode:
+                    raise SystemExit(done.stderr)
+                list_.append(json.loads(done.stdout.splitlines()[-1]))
+    print(f"{args.device}, {args.tokens} x {args.dim} x {args.vocab} bf16, medians of {args.repeat} processes")
+    for cache, list_ in found.items():
+        first, second = (statistics.median(run["seconds"][i] for run in list_) for i in range(2))
+        print(f"cache {cache:6} first call {first:7.3f} s, second {second:7.3f} s, cubins {list_[-1]['cubins'] / 1024:.0f} KiB")
 
 
 if __name__ == "__main__":
