@@ -257,7 +257,7 @@ def other_vocabularies(rank, ranks):
 
 
 def compiled(rank, ranks, mesh):
-    """One graph computes what an eager call does."""
+    """One graph computes what an eager call does, of all tokens (the first case) or of each rank's own."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
     from logitless.torch import Sharding, losses
@@ -271,23 +271,23 @@ def compiled(rank, ranks, mesh):
             given, ids = other_vocabulary(given)
         options = {**options, "teacher_ids": ids}
         expected, gradients = exact(name, given, target, options, shares)
-        for own in (False, True):
-            hidden, states, y, share = (t.split(sizes)[rank] if own else t for t in (given[0], given[3], target, shares))
-            leaves = [t.clone().requires_grad_() for t in (hidden, *(t.split(rows)[rank] for t in given[1:3]))]
-            head = [t.split(rows if ids is None else of_teacher)[rank] for t in given[4:]]
-            sharding = Sharding(dist.group.WORLD, vocab=VOCAB, vocab_begin=40 * rank, tokens=own)
+        own = case > 0
+        hidden, states, y, share = (t.split(sizes)[rank] if own else t for t in (given[0], given[3], target, shares))
+        leaves = [t.clone().requires_grad_() for t in (hidden, *(t.split(rows)[rank] for t in given[1:3]))]
+        head = [t.split(rows if ids is None else of_teacher)[rank] for t in given[4:]]
+        sharding = Sharding(dist.group.WORLD, vocab=VOCAB, vocab_begin=40 * rank, tokens=own)
 
-            def step(hidden, weight, bias, states, *head, name=name, sharding=sharding, more={**options, "target": y}):  # noqa: B006
-                return getattr(losses, name)(hidden, weight, states, head[0], bias, head[1], sharding=sharding, **more)
+        def step(hidden, weight, bias, states, *head, name=name, sharding=sharding, more={**options, "target": y}):  # noqa: B006
+            return getattr(losses, name)(hidden, weight, states, head[0], bias, head[1], sharding=sharding, **more)
 
-            torch._dynamo.reset()
-            loss = torch.compile(step, fullgraph=True, backend="aot_eager")(*leaves, states, *head)
-            made = torch.autograd.grad((loss * share).sum() if loss.dim() else loss, leaves)
-            what = ("compiled", name, own)
-            close(loss, expected.split(sizes)[rank] if own and loss.dim() else expected, what)
-            parts = gradients[0].split(sizes)[rank] if own else gradients[0], *(g.split(rows)[rank] for g in gradients[1:])
-            for g, w in zip(made, parts):
-                close(g, w, what)
+        torch._dynamo.reset()
+        loss = torch.compile(step, fullgraph=True, backend="aot_eager")(*leaves, states, *head)
+        made = torch.autograd.grad((loss * share).sum() if loss.dim() else loss, leaves)
+        what = ("compiled", name, own)
+        close(loss, expected.split(sizes)[rank] if own and loss.dim() else expected, what)
+        parts = gradients[0].split(sizes)[rank] if own else gradients[0], *(g.split(rows)[rank] for g in gradients[1:])
+        for g, w in zip(made, parts):
+            close(g, w, what)
     given, target = models(4)
     heads = [distribute_tensor(t, mesh, [Shard(0)]).requires_grad_() for t in (given[1], given[4])]
     torch._dynamo.reset()

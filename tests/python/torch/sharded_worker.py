@@ -77,7 +77,8 @@ def main(rank: int, ranks: int) -> None:
     plain(rank, ranks)
     plain_columns(rank, ranks)
     uneven_columns(rank, ranks, mesh)
-    compiled(rank, ranks, mesh)
+    if ranks == 2:  # a graph holds the same operators for any number
+        compiled(rank, ranks, mesh)
     float16(rank, ranks, mesh)
     mixed(rank, ranks, mesh)
     errors(rank, ranks, mesh)
