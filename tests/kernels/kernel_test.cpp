@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cpu/checked_ranges.h"
 #include "support/mirror.h"
 #include "support/problem.h"
 #include "support/sanitizers.h"
@@ -173,6 +174,25 @@ TEST_P(KernelTest, SameBitsForAnyThreadsAndChunks) {
     }
   }
 }
+
+#ifdef __SANITIZE_ADDRESS__
+// A range outside its memory is reported as an access of the loop would be.
+TEST(CheckedRanges, AreReportedOutsideTheirMemory) {
+  const std::vector<float> x(40);
+  const auto freed = [] {
+    float* memory = new float[4];
+    delete[] memory;
+    cpu::check_floats(memory, 1, 0, 4);
+  };
+  cpu::check_floats(x.data(), 4, 10, 10);
+  EXPECT_DEATH(cpu::check_floats(x.data(), 4, 10, 11), "heap-buffer-overflow");
+  EXPECT_DEATH(cpu::check_floats(x.data() - 1, 1, 0, 4), "heap-buffer-overflow");
+  EXPECT_DEATH(freed(), "heap-use-after-free");
+  EXPECT_DEATH(cpu::check_floats(nullptr, 1, 0, 1), "null pointer");
+  const auto* odd = reinterpret_cast<const char*>(x.data()) + 1;
+  EXPECT_DEATH(cpu::check_floats(reinterpret_cast<const float*>(odd), 1, 0, 4), "misaligned");
+}
+#endif
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KernelTest);  // without a GPU
 INSTANTIATE_TEST_SUITE_P(AllKernels, KernelTest, testing::ValuesIn(tested_kernels()),

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/cpu/checked_ranges.h"
 #include "kernels/cpu/head/layout.h"
 #include "kernels/cpu/head/simd_rows-inl.h"
 
@@ -188,9 +189,18 @@ struct EngineF32 {
 
   // c [Rows][N vectors] (+)= a . b; sums run along k in order.
   template <int N, int Rows = kRows>
-  static HWY_NOINLINE void Tile(const float* a, std::int64_t rs, std::int64_t cs,
-                                const float* HWY_RESTRICT b, std::int64_t depth,
-                                float* HWY_RESTRICT c, std::int64_t ldc, bool add) {
+  LOGITLESS_CHECKED_BY_RANGES static HWY_NOINLINE void Tile(
+      const float* a, std::int64_t rs, std::int64_t cs, const float* HWY_RESTRICT b,
+      std::int64_t depth, float* HWY_RESTRICT c, std::int64_t ldc, bool add) {
+    if constexpr (kChecksRanges) {
+      if (cs == 1) {
+        check_floats(a, Rows, rs, depth);
+      } else {  // rs is 1
+        check_floats(a, depth, cs, Rows);
+      }
+      check_floats(b, 1, 0, (depth - 1) * kPanel + N * kLanes);
+      check_floats(c, Rows, ldc, N * kLanes);
+    }
     const D d;
     V acc[Rows][N];
 #pragma GCC unroll 16
