@@ -11,7 +11,6 @@
 #include "compiler/passes/passes.h"
 #include "compiler/plan/cost.h"
 #include "compiler/plan/lower.h"
-#include "compiler/recompute_within.h"
 
 namespace logitless::ir {
 namespace {
@@ -69,15 +68,18 @@ bool is_settled(const ChunkChoice& choice, std::int64_t largest) {
     return n.op == Op::dot && elements_of(n.results[0]) >= largest;
   });
 }
+// Returns the bytes that the budget bounds.
+std::int64_t bytes_of(const Program& p, const Compilation& c) {
+  return c.budget_with_scratch ? p.arena_bytes : p.value_bytes;
+}
+bool fits(const Program& p, const Compilation& c) {
+  return c.budget == 0 || bytes_of(p, c) <= c.budget;
+}
 // Compares by budget first, then by work. Within a budget the faster program is better, of equally
 // fast ones the smaller; without one, the smaller. If neither is within the budget, the work counts
 // squared: it weighs twice as much as memory.
 bool is_better(const Program& a, const Program& b, const Compilation& c) {
-  const auto bytes = [&](const Program& p) {
-    return c.budget_with_scratch ? p.arena_bytes : p.value_bytes;
-  };
-  const bool fits_a = c.budget == 0 || bytes(a) <= c.budget,
-             fits_b = c.budget == 0 || bytes(b) <= c.budget;
+  const bool fits_a = fits(a, c), fits_b = fits(b, c);
   if (fits_a != fits_b) return fits_a;
   if (fits_a && std::abs(a.multiply_adds - b.multiply_adds) > 1e-3 * b.multiply_adds)
     return a.multiply_adds < b.multiply_adds;
@@ -88,7 +90,7 @@ bool is_better(const Program& a, const Program& b, const Compilation& c) {
   }
   const auto weighed = [&](const Program& p) {
     const double work = fits_a ? 1.0 : std::max(p.multiply_adds, 1.0);
-    return static_cast<double>(bytes(p)) * work * work;
+    return static_cast<double>(bytes_of(p, c)) * work * work;
   };
   return weighed(a) < weighed(b);
 }
@@ -100,7 +102,7 @@ void choose(Compilation& c) {
   // Without the head engine, the weight in another dtype may lie in its gradient's memory.
   const bool has_heads = std::any_of(c.graph.nodes().begin(), c.graph.nodes().end(),
                                      [](const Node& n) { return n.op == Op::head; });
-  if (has_heads && c.budget > 0 && bytes_of(choice.program, request) > c.budget) {
+  if (has_heads && !fits(choice.program, c)) {
     ChunkChoice other = choose_within(c.unchunked_graph, request);
     if (is_better(other.program, choice.program, c)) {
       choice = std::move(other);
