@@ -100,14 +100,9 @@ void choose(Compilation& c) {
                              c.added,  &c.bodies};
   ChunkChoice choice = choose_within(c.graph, request);
   // Without the head engine, the weight in another dtype may lie in its gradient's memory.
-  const bool has_heads = std::any_of(c.graph.nodes().begin(), c.graph.nodes().end(),
-                                     [](const Node& n) { return n.op == Op::head; });
-  if (has_heads && !fits(choice.program, c)) {
-    ChunkChoice other = choose_within(c.unchunked_graph, request);
-    if (is_better(other.program, choice.program, c)) {
-      choice = std::move(other);
-      c.graph = c.unchunked_graph;
-    }
+  if (!fits(choice.program, c) && fits(c.unchunked, c)) {
+    c.graph = c.unchunked_graph;
+    choice = choose_within(c.graph, request);
   }
   // Refined rows, as sequences or pairs of them, may allow other chunks. They may also be faster
   // with loops that are settled already, which a budget asks for.
