@@ -52,7 +52,7 @@ TEXTS = dict(
         executor: of autochunk: "native", the library, on a CPU or GPU, or "python", {name}'s operations. Where
             ``backend`` says "portable", {name}'s operations run without autochunk, whatever it is.
         """
-    + LOGIT_DOCS.replace(", at the cost that they have in ``linear_cross_entropy``", ", and cost as much as others")
+    + LOGIT_DOCS.format(ignored="and cost as much as others")
 )
 
 

@@ -35,13 +35,12 @@ LOGITS: dict[str, Any] = dict(
 )
 HEAD: dict[str, Any] = {**LOGITS, "expected_ignored": DEFAULT.expected_ignored}
 
-LOGIT_DOCS = """ignore_index: tokens with this target are ignored, at the cost that they have in ``linear_cross_entropy``.
-            None is -100.
+LOGIT_DOCS = """ignore_index: tokens with this target are ignored, {ignored}. None is -100.
         softcap, logit_scale, temperature: logits are ``softcap(logit_scale * (hidden @ weight.T + bias)) /
             temperature``. softcap: a number c for ``c * tanh(logits / c)``, or None.
         memory_budget: bytes, or text such as "512MiB", that a call of the head may take beyond inputs and gradients."""
 HEAD_DOCS = (
-    LOGIT_DOCS
+    LOGIT_DOCS.format(ignored="at the cost that they have in ``linear_cross_entropy``")
     + """
         expected_ignored: the share of the tokens that is expected to be ignored, in [0, 1]: a hint for GPUs, as in
             ``linear_cross_entropy``. Results differ by the order of sums alone. 0 with a sharded vocabulary."""

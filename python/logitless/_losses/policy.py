@@ -53,7 +53,7 @@ TEXTS = dict(
         normalizer: a positive number, or {array} of one element, that replaces the divisor: the tokens of all
             micro-batches, for example.
         {head}
-            temperature may be {an_array} [B, T], of the tokens' samplers.""",
+        temperature: also {an_array} [B, T], of the tokens' samplers.""",
     returns="""Returns:
         PolicyLoss: the loss, with a gradient; log-probabilities, entropies, divergence, clip ratios and the mean weight
         of the sampler, without one.

@@ -16,7 +16,7 @@ def selective_log_softmax(xp, hidden, weight, index, bias, *, batch_invariant, *
         batch_invariant: raises NotImplementedError if a token's result could depend on other tokens of the call: for the
             exceptions below.
         {head}
-            temperature may be {an_array} [...], a number for each token.
+        temperature: also {an_array} [...], a number for each token.
 
     Returns:
         Log-probabilities, float32{exact}, shaped as index; 0 for ``ignore_index``. With gradients.

@@ -498,11 +498,11 @@ def local(hidden: Tensor, weight: Tensor, target: Tensor, bias: Optional[Tensor]
 
 
 def checked_head(
-    name: str, hidden: Any, weight: Any, bias: Any, blocks: bool = False, wide: bool = True
+    name: str, hidden: Any, weight: Any, bias: Any, blocks: bool = False, wide: bool = False
 ) -> dict[str, Tensor]:
     """Returns the checked head of a divergence: [N, D] and [V, D] of one dtype, on one device, and a bias if given.
     name: "" or "teacher_". blocks: a 16-bit weight beside fp32 hidden states stays as it is; else it is refused. wide:
-    float64 serves, as in every call of PyTorch."""
+    JAX's alone, as float64 serves in every call of PyTorch."""
     for part, value in (("hidden", hidden), ("weight", weight)):
         array(name + part, value)
     if bias is not None:

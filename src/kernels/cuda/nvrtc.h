@@ -1,4 +1,4 @@
-// Compilation by NVRTC for tests that a text compiles.
+// Compilation by NVRTC that takes little time, for tests of whether a text compiles.
 #pragma once
 
 #include <string>

@@ -156,7 +156,7 @@ def lazy_head(
 
     expected_ignored: the share of the tokens that a cross entropy of the logits is expected to ignore, in [0, 1]: a hint
         for GPUs, as in ``linear_cross_entropy``. None: as before, at first 0. The head's attribute
-        ``head.expected_ignored`` holds it. It is 0 beside a far_field and for a head whose vocabulary is sharded.
+        ``head.expected_ignored`` holds it. It must be 0 beside a far_field and for a head whose vocabulary is sharded.
 
     A frozen quantised head (torchao's weights in an ``nn.Linear``, the layers of bitsandbytes) is dequantised a block of
     the vocabulary at a time. Its hidden states are not quantised.
@@ -177,8 +177,9 @@ def lazy_head(
     if expected_ignored is not None:
         options["expected_ignored"] = share("expected_ignored", expected_ignored)
     both = [{**options_of(m), **options} for m in linears]
-    if any(given.get("far_field") is not None and given.get("expected_ignored") for given in both):
-        raise ValueError(f"expected_ignored: expected 0 beside a far_field, got {both[0]['expected_ignored']}")
+    for given in both:
+        if given.get("far_field") is not None and given.get("expected_ignored"):
+            raise ValueError(f"expected_ignored: expected 0 beside a far_field, got {given['expected_ignored']}")
     if far_field is not None and any(quantized.of(m.weight, torch.float32, m) is not None for m in linears):
         raise NotImplementedError("far_field: a quantised head has none; expected None")
     known = all(is_lazy(m) for m in linears)

@@ -150,7 +150,7 @@ def patch(
     """Makes every GPTModel in a model (wrappers, pipeline stages) compute its loss without logits; returns the model.
     A stage without an output layer stays as it is. ``unpatch(model)`` undoes it.
 
-    memory_budget, expected_ignored: of a call of the head, as in ``linear_cross_entropy``. The second is 0 with tensor
+    memory_budget, expected_ignored: of a call of the head, as in ``linear_cross_entropy``. The second must be 0 with tensor
         parallelism.
 
     Forwards without labels (inference) return logits as before. Losses of multi-token prediction, and the counts of its

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 from torch import nn
 
@@ -26,7 +26,7 @@ class LazyLoss(ChunkedLossWrapper):
     @dataclass(kw_only=True, slots=True)
     class Config(ChunkedLossWrapper.Config):
         num_chunks: int = 1
-        expected_ignored: float = 0.0  # as in lazy_head
+        expected_ignored: Optional[float] = None  # as in lazy_head
 
     def __init__(self, config: Config, *, compile_config: Any = None):
         if compile_config is not None and compile_config.enable and "loss" in compile_config.components:
