@@ -30,7 +30,7 @@ def mesh(kind=AxisType.Auto):
 
 DATA_AND_VOCAB, FSDP = dict(tokens="data", vocab="model"), dict(tokens=P(("data", "model")), vocab=("data", "model"))
 CASES = {
-    "plain": (dict(tokens="data"), {}),
+    "plain": (dict(tokens="data"), dict(temperature=jnp.array(0.7))),
     "greedy": (dict(vocab="model"), dict(temperature=0)),
     "greedy, bias": (FSDP, dict(temperature=0, logit_bias=LOGIT_BIAS)),
     "top-k": (DATA_AND_VOCAB, dict(top_k=70, top_p=0.8, counter=jnp.arange(32).reshape(TOKENS) * 3 + 7)),

@@ -10,7 +10,7 @@ SPREAD = torch.linspace(0.0, 2.0, TOKENS)
 OPTIONS = [
     dict(), dict(temperature=0.0), dict(temperature=0.0, logit_bias=torch.arange(VOCAB) / 10.0), dict(temperature=SPREAD),
     dict(top_k=3), dict(top_k=45, top_p=0.7, min_p=0.01), dict(top_p=0.6), dict(top_p=1.0),
-    dict(top_p=(SPREAD / 2).clamp(min=0.01), temperature=SPREAD), dict(min_p=0.1, temperature=2.0), dict(top_k=VOCAB),
+    dict(top_p=(SPREAD / 2).clamp(min=0.01), temperature=SPREAD), dict(min_p=0.1, temperature=torch.tensor(2.0)), dict(top_k=VOCAB),
     dict(top_p=0.9, min_p=SPREAD / 50, softcap=4.0, logit_scale=0.7, memory_budget="80KiB"),  # several chunks
     dict(counter=torch.arange(TOKENS) * 3 + (1 << 32) - 100, logit_bias=torch.zeros(VOCAB).index_fill(0, torch.arange(0, VOCAB, 2), -torch.inf)),
 ]  # fmt: skip
