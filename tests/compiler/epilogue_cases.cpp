@@ -172,15 +172,6 @@ void add_layouts(DType dtype, std::vector<EpilogueCase>& list) {
   list.push_back({"inside", packed.text()});
 }
 
-// Results of loops that know of no rows and columns.
-void add_flat(DType dtype, std::vector<EpilogueCase>& list) {
-  EpilogueProgram t(dtype);
-  t.result(t.add("mul", {"%z", t.element(DType::f32)}));
-  t.result(t.cast(t.add("add", {"%z", t.cast(t.element(DType::i8), DType::f32)}), dtype));
-  t.result(t.add("abs", {"%z"}));
-  list.push_back({"flat", t.text()});
-}
-
 // Rows in two dimensions, arithmetic in 16 bits, two products.
 void add_products(DType dtype, std::vector<EpilogueCase>& list) {
   const std::string d(name_of(dtype));
@@ -273,7 +264,6 @@ std::vector<EpilogueCase> epilogue_cases(DType dtype) {
   add_sums(dtype, list);
   add_masked(dtype, list);
   add_layouts(dtype, list);
-  add_flat(dtype, list);
   add_products(dtype, list);
   for (const std::uint64_t seed : {1, 2, 3})
     list.push_back({concat("random_", seed), RandomChain(dtype, seed).text()});

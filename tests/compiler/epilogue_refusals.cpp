@@ -28,16 +28,18 @@ EpilogueRefusal with(const std::string& name, const std::string& text, const std
   return {name, replaced(text, "X", refused), replaced(text, "X", taken)};
 }
 
-// `count` results, each a function of the product.
-std::string results(int count, const std::string& function) {
-  std::string steps = "  %v0 = tanh %z\n", list;
+// `count` results, each a function of the product. row: of its sum with a vector of columns.
+std::string results(int count, const std::string& function, bool row = true) {
+  std::string steps = row ? "  %y = broadcast %x dims(1) : f32[N, V]\n  %v0 = add %z, %y\n"
+                          : "  %v0 = tanh %z\n",
+              list;
   for (int i = 1; i <= count; ++i) {
-    steps += concat("  %c", i, " = constant value(", i, ") : f32[N, V]\n  %v", i, " = add %z, %c",
+    steps += concat("  %c", i, " = constant value(", i, ") : f32[N, V]\n  %v", i, " = add %v0, %c",
                     i, "\n");
     if (!function.empty()) steps += concat("  %r", i, " = ", function, " %v", i, " dims(1)\n");
     list += concat(i > 1 ? ", r" : "r", i, ": %", function.empty() ? "v" : "r", i);
   }
-  return of(steps + "  return " + list);
+  return of(steps + "  return " + list, row ? ", %x: f32[V]" : "");
 }
 
 void add_operands(std::vector<EpilogueRefusal>& list) {
@@ -72,6 +74,8 @@ void add_results(std::vector<EpilogueRefusal>& list) {
            of("  %e = exp %z\n  %y = concat %x, %e axis(1)\n  return y: %y", ", %x: f32[N, X]"),
            "3", "4"));
   list.push_back({"five matrices", results(5, ""), results(4, "")});
+  // Their loops are over all elements, in rows and columns of their own.
+  list.push_back({"matrices without rows", results(2, "", false), results(2, "")});
   list.push_back({"thirteen sums", results(13, "reduce_sum"), results(12, "reduce_sum")});
 }
 

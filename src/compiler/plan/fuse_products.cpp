@@ -81,29 +81,6 @@ std::optional<Pointwise> sum_of_pick(const Pick& pick, const Gemm& of) {
   return sum;
 }
 
-// Returns the stages of a group over contiguous elements, whose rows and columns no loop
-// determines, as stages over those of the product. Returns nothing for other groups.
-std::optional<std::vector<RowGroup::Stage>> refolded(const RowGroup& group, const Gemm& of) {
-  if (group.rows * group.columns != of.m * of.n) return std::nullopt;
-  std::vector<RowGroup::Stage> stages = group.stages;
-  const auto refold = [&](View& v) {
-    const std::int64_t step = v.strides[1];
-    if (v.strides[0] != step * group.columns) return false;
-    v.strides = {step * of.n, step};
-    return true;
-  };
-  for (RowGroup::Stage& stage : stages) {
-    if (kind_of(stage.loop) != StageKind::elements || !refold(stage.loop.store.view))
-      return std::nullopt;
-    stage.loop.shape = {of.m, of.n};
-    for (Pointwise::Leaf& leaf : stage.loop.leaves) {
-      if (leaf.kind == Pointwise::Leaf::Kind::iota || (is_memory(leaf) && !refold(leaf.view)))
-        return std::nullopt;
-    }
-  }
-  return stages;
-}
-
 // Returns the loops of an instruction as stages over the product's rows and columns, or nothing.
 std::optional<std::vector<RowGroup::Stage>> stages_of(const Instruction& i, const Gemm& of) {
   if (const auto* pick = std::get_if<Pick>(&i.what)) {
@@ -117,8 +94,8 @@ std::optional<std::vector<RowGroup::Stage>> stages_of(const Instruction& i, cons
     return std::vector<RowGroup::Stage>{{std::move(*stage), true}};
   }
   const auto* group = std::get_if<RowGroup>(&i.what);
-  if (group == nullptr || group->product) return std::nullopt;
-  if (group->rows != of.m || group->columns != of.n) return refolded(*group, of);
+  if (group == nullptr || group->product || group->rows != of.m || group->columns != of.n)
+    return std::nullopt;
   return group->stages;
 }
 
