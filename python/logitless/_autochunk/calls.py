@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from logitless._autochunk.locations import chosen, shown
+from logitless._autochunk.locations import INSTALLED, chosen, shown
 from logitless._autochunk.options import Unsupported
 
 _ADVICE = "is drawn once, when the function is traced, and not in each call; expected the number among the arguments"
+_SEED = (
+    "sets the random generator of the caller, once, when the function is traced; expected it before the call, and numbers "
+    "drawn there among the arguments"
+)
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,15 @@ def _of_global_random(frame: types.FrameType) -> bool:
     return frame.f_locals.get("self") is random._inst
 
 
+_SEEDING = ("seed", "setstate")
 _RANDOM_CODES = {
-    id(function.__code__): Refused(f"random.{name}", _ADVICE, _of_global_random)
+    id(function.__code__): Refused(f"random.{name}", _SEED if name in _SEEDING else _ADVICE, _of_global_random)
     for name, function in vars(random.Random).items()
-    if isinstance(function, types.FunctionType) and not name.startswith("__")
+    if isinstance(function, types.FunctionType) and not name.startswith("__") and name != "getstate"  # which reads
 }
+_RANDOM_NATIVE = Refused("random", _ADVICE), frozenset(("random", "getrandbits"))
+
+_GENERATED = (*INSTALLED, "<@")  # files of installed packages, and of code that they write
 
 
 @dataclass
@@ -61,7 +69,7 @@ class Calls:
 
     def __post_init__(self):
         self.codes = {**_RANDOM_CODES, **self.codes}
-        self.methods = {id(random._inst): (Refused("random", _ADVICE), frozenset()), **self.methods}
+        self.methods = {id(random._inst): _RANDOM_NATIVE, **self.methods}
 
     def check(self, frame: types.FrameType) -> None:
         """Raises for a refused call of a Python function. frame: its own."""
@@ -82,6 +90,8 @@ class Calls:
         caller = next((file for file, _ in frames if not (file.startswith(self.wrappers) or self._of_python(file))), "")
         if caller.startswith(self.frameworks):  # such as a checkpoint, which restores the state
             return
+        if name == "random.getrandbits" and caller.startswith(_GENERATED):  # a type checker's choice of what it looks at
+            return
         found = chosen(frames, self.frameworks)
         line = f"{shown(*found)}: " if found else ""
         raise Unsupported(f"autochunk: {line}{name} {refused.why}")
@@ -99,7 +109,7 @@ def _outwards(frame: types.FrameType | None) -> Iterator[tuple[str, int]]:
 class NumpyGenerator:
     """Refuses a function that draws from numpy's global generator, and puts the generator back. Its calls are not seen,
     so its state is compared. Another thread may draw meanwhile: names of the traced code decide whose numbers they
-    are."""
+    are: only code with the name "random" is taken to draw them."""
 
     def __init__(self):
         self._before = np.random.get_state(legacy=False)
@@ -114,7 +124,7 @@ class NumpyGenerator:
         return f"autochunk: a number of np.random {_ADVICE}"
 
 
-_NUMPY_NAMES = {"random", *np.random.__all__}
+_NUMPY_NAMES = {"random", "numpy.random"}  # the latter of an import within the function
 
 
 def _same(a: Any, b: Any) -> bool:

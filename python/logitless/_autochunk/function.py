@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from logitless._autochunk.notices import warn
 from logitless._autochunk.options import EXECUTORS, Limits, Unsupported, checked_limits
 from logitless._autochunk.plan import Compiled, format_bytes
 from logitless._autochunk.price import NEAR, beside, weight
@@ -272,14 +273,6 @@ def in_one_pass(gradients: str, shapes: Sequence[Sequence[int]], half: bool) -> 
             f"{listed}; use 'backward'"
         )
     return scalar and (gradients == "forward" or (gradients == "auto" and not half))
-
-
-def warn(text: str) -> None:
-    """Issues a warning at the caller's line, outside of this package and the framework."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(("logitless.", "torch.", "jax.")):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
 
 
 def warn_missed(limits: Limits, parts: Sequence[Compiled]) -> None:

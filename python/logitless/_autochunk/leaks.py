@@ -7,10 +7,21 @@ import types
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _LARGEST = 4096  # entries of a container that is looked at
 _DEPTH = 2  # containers within containers that may hold tensors
+nothing = object()
+
+
+class Left(NamedTuple):
+    """A tensor of the trace that the function left outside of itself."""
+
+    title: str
+    owner: int  # the identity of the object that holds it
+    name: Any  # of the attribute or variable, or the key of the item; None: an entry of a list, deque or set
+    before: Any  # what was there, or `nothing`
+    item: bool  # of a dict
 
 
 @dataclass
@@ -30,6 +41,15 @@ class _State:
             return self.title
         return f"{self.title}.{key}"
 
+    def left(self, key: Any) -> Left:
+        before = self.before.get(key, nothing)
+        if isinstance(self.owner, types.CellType):
+            return Left(self.shown(key), id(self.owner), self.title, before, False)
+        if isinstance(self.owner, (list, deque, set)):
+            return Left(self.shown(key), id(self.owner), None, before, False)
+        item = isinstance(self.owner, dict) and self.only is None
+        return Left(self.shown(key), id(self.owner), key, before, item)
+
 
 def _entries(owner: Any) -> dict | None:
     """Returns the entries of an object, or None where it has none that can be put back."""
@@ -39,7 +59,7 @@ def _entries(owner: Any) -> dict | None:
         except ValueError:
             return {}
     if isinstance(owner, dict):
-        return owner
+        return dict(dict.items(owner))  # a subclass's own methods may make entries
     if isinstance(owner, (list, deque)):
         return dict(enumerate(owner))
     if isinstance(owner, set):
@@ -92,27 +112,24 @@ class Leaks:
     def clear(self) -> None:
         self._states.clear()
 
-    def put_back(self) -> list[str]:
-        """Puts back what held tensors of the trace, and returns the names of where they were."""
+    def put_back(self) -> list[Left]:
+        """Puts back what held tensors of the trace, and returns what they were."""
         found = []
         for state in self._states.values():
             for key in self._changed(state):
                 if key not in state.free:
-                    found.append(state.shown(key))
+                    found.append(state.left(key))
                 _put_back(state.owner, key, state)
-        return list(dict.fromkeys(found))
+        return found
 
     def _changed(self, state: _State) -> list:
         entries, before = _entries(state.owner) or {}, state.before
         keys = list(entries) if state.only is None else [k for k in state.only if k in entries]
-        return [k for k in keys if entries[k] is not before.get(k, _missing) and self._holds(entries[k], _DEPTH)]
+        return [k for k in keys if entries[k] is not before.get(k, nothing) and self._holds(entries[k], _DEPTH)]
 
     def _holds(self, value: Any, depth: int) -> bool:
         if self._traced(value):
             return True
         if depth == 0 or not isinstance(value, (dict, list, tuple, set, deque)) or len(value) > _LARGEST:
             return False
-        return any(self._holds(v, depth - 1) for v in (value.values() if isinstance(value, dict) else value))
-
-
-_missing = object()
+        return any(self._holds(v, depth - 1) for v in (dict.values(value) if isinstance(value, dict) else value))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 _OWN = str(Path(__file__).parents[1]) + os.sep
-_INSTALLED = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "purelib", "platlib")})
+INSTALLED = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "purelib", "platlib")})
 
 
 def chosen(frames: Iterable[tuple[str, int]], frameworks: tuple[str, ...]) -> tuple[str, int] | None:
@@ -22,7 +22,7 @@ def chosen(frames: Iterable[tuple[str, int]], frameworks: tuple[str, ...]) -> tu
     for file, line in frames:
         if file.startswith((_OWN, *frameworks)) or file.startswith("<eval_with_key>"):
             continue
-        if not file.startswith(_INSTALLED):
+        if not file.startswith(INSTALLED):
             return file, line
         inside = inside or (file, line)
     return inside

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +19,8 @@ import numpy as np
 from logitless._autochunk.calls import Calls, NumpyGenerator
 from logitless._autochunk.codes import Names, names_of
 from logitless._autochunk.leaks import Leaks
+from logitless._autochunk.left import Kept
+from logitless._autochunk.notices import warn
 from logitless._autochunk.options import Unsupported
 
 _PLAIN = (int, float, bool, str, bytes, complex, type(None), np.generic)
@@ -32,6 +34,7 @@ _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _MAKERS = ("logitless", "torch", "jax", "numpy", "namedtuple_", "dataclasses")  # modules that generate code
 _NO_NAMES: set = set()
+_STATE = {"_modules", "_parameters", "_buffers"}  # of an nn.Module
 _missing = object()
 
 
@@ -48,11 +51,18 @@ def _frozen(value: Any) -> Any:
         return np.ndarray, str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, _LISTS) and len(value) <= _MOST:
         return type(value), tuple(v if type(v) is str else _element(v) for v in value)
-    if isinstance(value, _DICTS) and len(value) <= _MOST:
-        return dict, tuple((k, _element(v)) for k, v in value.items())
+    if isinstance(value, _DICTS) and len(pairs := items_of(value)) <= _MOST:
+        return dict, tuple((k, _element(v)) for k, v in pairs)
     if isinstance(value, types.MethodType):  # each access makes a new object
         return types.MethodType, id(value.__self__), id(value.__func__)
     return id(value)
+
+
+def items_of(value: Any) -> Any:
+    """Returns the items that a dict holds. A subclass's own methods are not called: they may make entries."""
+    if not isinstance(value, dict):
+        return value.items()
+    return (OrderedDict if isinstance(value, OrderedDict) else dict).items(value)
 
 
 def _element(value: Any) -> Any:
@@ -66,13 +76,18 @@ def _of_dict(owner: dict, name: Any) -> Any:
 
 
 def _of_object(owner: Any, name: str) -> Any:
-    return getattr(owner, name, _missing)
+    try:
+        return getattr(owner, name, _missing)
+    except Exception:  # of the object's own code
+        return _missing
 
 
 def _of_item(owner: Any, key: Any) -> Any:
+    if isinstance(owner, dict):
+        return dict.get(owner, key, _missing)
     try:
         return owner[key]
-    except (IndexError, KeyError, TypeError):
+    except Exception:  # of a subclass's own code
         return _missing
 
 
@@ -124,13 +139,15 @@ class Reads:
     _codes: dict[types.CodeType, Names | None] = field(default_factory=dict)
     _seen: set = field(default_factory=set)
     _sets: list[set] = field(default_factory=list)  # sets of names, whose identities _seen has
+    _outer: set = field(default_factory=set)  # keys of found variables that are outside of the function
+    covered: set[int] = field(default_factory=set)  # identities of modules whose state and children are known otherwise
     _items: int = 0
     _before: Any = None
     _refusal: Unsupported | None = None
     _imports: dict[str, set] = field(default_factory=dict)  # modules that functions import, and names of their code
 
     def __post_init__(self):
-        self.leaks = Leaks(self.ignored)
+        self.leaks, self.kept = Leaks(self.ignored), Kept()
         self.calls = replace(self.calls, library=_LIBRARY)
 
     def __enter__(self) -> Reads:
@@ -142,18 +159,15 @@ class Reads:
 
     def __exit__(self, kind, error, trace) -> None:
         sys.setprofile(self._before)
-        kept = self.leaks.put_back()
+        left = self.leaks.put_back()
         names = set().union(*(found.all for found in self._codes.values() if found is not None))
         drawn = self._numpy.check(names)
         if self._refusal is not None and error is not self._refusal:  # the function caught it
             raise self._refusal
         if drawn is not None:
             raise Unsupported(drawn)
-        if kept and error is None:
-            raise Unsupported(
-                f"autochunk: the function keeps a tensor in {', '.join(kept)}, which is done once, when it is traced, and "
-                "not in each call; expected it among the results, to be kept by the caller"
-            )
+        if error is None:
+            self.kept.add(left, [code for code, found in self._codes.items() if found is not None])
 
     def outside(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
         """Calls a function that runs no code to be recorded. Watching it would take several times as long. From Python
@@ -221,17 +235,18 @@ class Reads:
         if names.stored:
             self.leaks.keep(space, str(space.get("__name__")), only=names.stored)
         for level, module in names.imports:
-            package = str(space.get("__package__") or "").rsplit(".", max(level - 1, 0))[0]
-            self._imports.setdefault(f"{package}.{module}" if level else module, set()).update(names.all)
+            package = str(space.get("__package__") or "").rsplit(".", max(level - 1, 0))[0] if level else ""
+            self._imports.setdefault(".".join(filter(None, (package, module))), set()).update(names.all)
 
-    def _defaults(self, function: types.FunctionType, names: set) -> None:
+    def _defaults(self, function: types.FunctionType, names: set, outside: bool = True) -> None:
         """Records the defaults of a function's arguments, and what those hold that may change."""
         for name in ("__defaults__", "__kwdefaults__"):
             if getattr(function, name):
-                self._read(_of_object, function, name, f"{function.__name__}.{name}", names, 0, True)
+                self._read(_of_object, function, name, f"{function.__name__}.{name}", names, 0, outside)
 
-    def function(self, function: Any) -> None:
-        """Records the globals and closed-over variables that a function may read whenever it is called."""
+    def function(self, function: Any, outside: bool = False) -> None:
+        """Records the globals and closed-over variables that a function may read whenever it is called. outside: whether
+        it outlives the traced function."""
         function = getattr(function, "__func__", function)
         if not isinstance(function, types.FunctionType):
             return
@@ -240,12 +255,12 @@ class Reads:
             return
         self._globals(function.__globals__, found)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-            self._object(_of_cell(cell, name), name, found.all, 0, True)
-        self.closure(function)
+            self._object(_of_cell(cell, name), name, found.all, 0, outside)
+        self.closure(function, outside)
 
-    def closure(self, function: Any) -> None:
+    def closure(self, function: Any, outside: bool = True) -> None:
         """Records the closed-over variables and defaults of a function, and of functions that it closes over, wraps or
-        is a partial call of."""
+        is a partial call of. outside: whether they outlive the traced function."""
         work, seen = [function], set()
         while work:
             function = work.pop()
@@ -255,21 +270,22 @@ class Reads:
             seen.add(id(function))
             work += [w for w in (getattr(function, "__wrapped__", None),) if w is not None]
             if isinstance(function, partial):
-                self._partial(function)
+                self._partial(function, outside)
                 work.append(function.func)
             if not isinstance(function, types.FunctionType) or self._skips(function.__code__.co_filename):
                 continue
             names = self._known_names(function.__code__, function.__globals__)
-            self._defaults(function, names.all if names else _NO_NAMES)
+            self._defaults(function, names.all if names else _NO_NAMES, outside)
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
                 value = _of_cell(cell, name)
-                self._add(_of_cell, cell, name, value, name)
-                self.leaks.keep(cell, name)
-                self._object(value, name, names.all if names else _NO_NAMES, 0, True)
+                self._add(_of_cell, cell, name, value, name, outside=outside)
+                if outside:
+                    self.leaks.keep(cell, name)
+                self._object(value, name, names.all if names else _NO_NAMES, 0, outside)
                 if callable(value):
                     work.append(value)
 
-    def _partial(self, function: partial) -> None:
+    def _partial(self, function: partial, outside: bool) -> None:
         inner = function.func
         while isinstance(inner, partial):
             inner = inner.func
@@ -278,33 +294,40 @@ class Reads:
         names = {*function.keywords, *(found.all if found else ())}
         self._sets.append(names)
         for name in ("args", "keywords"):
-            self._read(_of_object, function, name, f"partial.{name}", names, 0, True)
+            self._read(_of_object, function, name, f"partial.{name}", names, 0, outside)
 
     def _read(
         self, get: Callable, owner: Any, name: Any, title: str, names: set, depth: int, outside: bool = False
     ) -> None:
         value = get(owner, name)
         if value is not _missing:
-            self._add(get, owner, name, value, title)
+            self._add(get, owner, name, value, title, outside=outside)
             self._object(value, title, names, depth, outside)
 
-    def _add(self, get: Callable, owner: Any, name: Any, value: Any, title: str, absent: bool = False) -> None:
-        """Records one variable. absent: one that does not exist yet, too."""
+    def _add(
+        self, get: Callable, owner: Any, name: Any, value: Any, title: str, absent: bool = False, outside: bool = False
+    ) -> None:
+        """Records one variable. absent: one that does not exist yet, too. outside: whether it outlives the function."""
         key = (id(owner), get, name)
-        if key in self.found or (value is _missing and not absent) or isinstance(value, types.ModuleType):
+        if key in self.found and (not outside or key in self._outer):
             return
-        elements = list(value.values()) if isinstance(value, _DICTS) else value if isinstance(value, _LISTS) else ()
+        if (value is _missing and not absent) or isinstance(value, types.ModuleType):
+            return
+        elements = [v for _, v in items_of(value)] if isinstance(value, _DICTS) else value if isinstance(value, _LISTS) else ()
         if self.ignored(value) or (len(elements) <= _MOST and any(map(self.ignored, elements))):
             return
         try:
             held, weak = weakref.ref(owner), True
         except TypeError:  # a dict or a cell
             held, weak = owner, False
-        self.found[key] = Read(get, held, weak, name, _frozen(value), (value, list(elements)[:_MOST]), title)
+        if outside:
+            self._outer.add(key)
+        if key not in self.found:
+            self.found[key] = Read(get, held, weak, name, _frozen(value), (value, list(elements)[:_MOST]), title)
         if isinstance(value, (types.FunctionType, types.MethodType, partial)) or hasattr(type(value), "explain"):
-            self.closure(value)
+            self.closure(value, outside)
         for function in self.runs(value):
-            self.function(function)
+            self.function(function, outside)
 
     def _object(self, value: Any, title: str, names: set, depth: int, outside: bool = False) -> None:
         """Records what the code may read of an object: attributes of these names, and items. outside: whether the object
@@ -315,9 +338,9 @@ class Reads:
         outside = outside or value in self.leaks
         if outside:
             self.leaks.keep(value, title)
-        if (id(value), id(names)) in self._seen:
+        if (id(value), id(names), outside) in self._seen:
             return
-        self._seen.add((id(value), id(names)))
+        self._seen.add((id(value), id(names), outside))
         if isinstance(value, types.ModuleType):
             file = getattr(value, "__file__", None) or _OWN
             if self._skips(file):
@@ -331,9 +354,9 @@ class Reads:
     def _contents(self, value: Any, title: str, names: set, depth: int, outside: bool) -> None:
         """Records the items of a container that the code names, and all where it names none. Numbers and texts are seen
         by who records the container."""
-        if len(value) > _MOST and not isinstance(value, _DICTS):
+        if not isinstance(value, _DICTS) and len(value) > _MOST:
             return
-        items = list(value.items()) if isinstance(value, _DICTS) else list(enumerate(value))
+        items = list(items_of(value)) if isinstance(value, _DICTS) else list(enumerate(value))
         if isinstance(value, _DICTS):
             named = [(k, v) for k, v in items if isinstance(k, str) and k in names]
             items = named or (items if len(items) <= _MOST else [])
@@ -342,13 +365,13 @@ class Reads:
                 if isinstance(value, _DICTS) and key in names:
                     self._add(_of_item, value, key, item, f"{title}[{key!r}]")
                 continue
-            self._items += 1
+            self._items += (id(value), _of_item, key) not in self.found
             if self._items > _ITEMS:
                 return
             self._read(_of_item, value, key, f"{title}[{key!r}]", names, depth + 1, outside)
 
-    @staticmethod
-    def _attributes(value: Any, own: Any, names: set) -> Iterator[str]:
+    def _attributes(self, value: Any, own: Any, names: set) -> Iterator[str]:
+        names = names - _STATE if id(value) in self.covered else names
         inside = [own] if isinstance(own, dict) else []
         inside += [own[key] for key in ("_modules",) if isinstance(own, dict) and isinstance(own.get(key), dict)]
         kind = type(value)
@@ -360,12 +383,21 @@ class Reads:
             if isinstance(found, (*_PLAIN, types.MemberDescriptorType)):  # an attribute of the class, or of __slots__
                 yield name
 
-    def all(self) -> list[Read]:
-        """Returns the reads whose owners outlive the trace and that the function did not change itself."""
+    def all(self, planned: bool) -> list[Read]:
+        """Returns the reads whose owners outlive the trace and that the function did not change itself. planned: whether
+        the function has a plan, and its warnings are of use."""
         for module, names in self._imports.items():
             self._object(sys.modules.get(module, _missing), module, names, 0)
-        self.leaks.clear()
-        return [read for read in self.found.values() if (not read.weak or read.owner() is not None) and read.holds()]
+        places = self.kept.places  # the function sets them before it reads them
+        reads = [read for (owner, _, name), read in self.found.items() if (owner, name) not in places]
+        if planned and self.kept.titles:
+            warn(self.kept.warning())
+        if planned and self._items > _ITEMS:
+            warn(f"autochunk: changes of what the function reads are looked at in {_ITEMS} items of containers, and it "
+                 "reads more; what may change belongs into tensors among the arguments")
+        self.leaks.clear()  # nothing is held; a later trace, for a report, looks again
+        self.found, self._seen, self._outer, self.covered, self._items = {}, set(), set(), set(), 0
+        return [read for read in reads if (not read.weak or read.owner() is not None) and read.holds()]
 
 
 def changed(reads: Sequence[Read]) -> Read | None:

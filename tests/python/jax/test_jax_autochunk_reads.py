@@ -2,6 +2,7 @@
 met."""
 
 import copy
+import functools
 import pickle
 import random
 import re
@@ -150,3 +151,30 @@ def test_what_a_function_does_outside_of_itself(function, message):
     with pytest.raises(Unsupported, match=message):
         autochunk(function)(X)
     assert KEPT == []
+
+
+class Holder:
+    def __init__(self, function):
+        self.function = function
+
+
+def test_tensors_in_lists_of_the_function_itself():
+    def local(x):
+        kept = []
+        Holder(lambda y: kept.append(y)).function(x * 2)
+        Holder(functools.partial(kept.append)).function(x * 3)
+        return jnp.sum(kept[0] * kept[1])
+
+    agrees(autochunk(local), local)
+
+
+def test_what_only_stays_behind():
+    def kept(x):
+        OPTIONS["mean"] = jnp.mean(x)
+        return jnp.sum(x) + OPTIONS["mean"]
+
+    with pytest.warns(UserWarning, match="what the function keeps in OPTIONS is not there after a call"):
+        made = autochunk(kept)(X)
+    assert "mean" not in OPTIONS
+    np.testing.assert_allclose(made, kept(X), rtol=1e-6)
+    del OPTIONS["mean"]

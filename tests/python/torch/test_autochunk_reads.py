@@ -13,7 +13,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
+from logitless._autochunk import reads
+from logitless._autochunk.calls import NumpyGenerator
 from logitless._autochunk.reads import Reads
 from logitless.torch import Unsupported, autochunk
 from logitless.torch._compile import register
@@ -284,6 +287,11 @@ def watched_values():
     yield "deque", lambda x: x * queue[0], lambda: queue.appendleft(3.0)
     yield "environment", lambda x: x * float(os.environ.get("SCALE", "1")), lambda: os.environ.update(SCALE="3")
     yield "import", imported, lambda: setattr(module, "T", 3.0)
+    inner = sys.modules["settings_of_test.part"] = types.ModuleType("settings_of_test.part")
+    inner.T, inner.__file__ = 1.0, __file__
+    space = {"__name__": "settings_of_test.user", "__package__": "settings_of_test"}
+    exec("def relative(x):\n    from . import part\n    return x * part.T", space)
+    yield "relative import", space["relative"], lambda: setattr(inner, "T", 3.0)
 
 
 @pytest.mark.parametrize("function, change", [pytest.param(f, c, id=name) for name, f, c in watched_values()])
@@ -302,7 +310,7 @@ class Keeps(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(4))
         self.register_buffer("mean", torch.zeros(()))
-        self.kept = []
+        self.kept, self.average, self.mask = [], torch.zeros(()), None
 
     def assigned(self, x):
         self.mean = 0.5 * self.mean + x.mean()
@@ -310,7 +318,23 @@ class Keeps(torch.nn.Module):
 
     def attribute(self, x):
         self.aux = x.mean()
+        return (x * self.weight).sum() + self.aux
+
+    def averaged(self, x):
+        self.average = 0.5 * self.average + x.mean()
         return (x * self.weight).sum()
+
+    def lazy(self, x):
+        if self.mask is None:
+            self.mask = torch.arange(4.0)
+        return (x * self.weight * self.mask).sum()
+
+    def moved(self, x):
+        self.mean = self.mean.to(x.device)
+        return (x * self.weight).sum() + self.mean
+
+    def checkpointed(self, x):
+        return checkpoint(lambda x: (x * self.weight).exp(), x, use_reentrant=False).sum()
 
     def appended(self, x):
         self.kept.append(x.mean())
@@ -327,6 +351,11 @@ KEPT = {}
 
 def in_a_global(x):
     KEPT["mean"] = x.mean()
+    return x.sum() + KEPT["mean"]
+
+
+def counted(x):
+    KEPT["count"] = KEPT.get("count", 0) + x.mean()
     return x.sum()
 
 
@@ -346,15 +375,17 @@ def forked(x):
 OPTIMIZER = torch.optim.SGD([torch.ones(1)], lr=1.0)
 OUTSIDE = [
     (Keeps().assigned, "the function assigns module.mean, which is done once"),
-    (Keeps().attribute, "keeps a tensor in module.aux, which"),
+    (Keeps().averaged, "keeps a tensor in module.average, which"),
+    (Keeps().lazy, "keeps a tensor in module.mask, which .* if it is a cache, one call of the function itself before"),
     (Keeps().appended, "keeps a tensor in self.kept, which"),
     (Keeps().gradients, r"test_autochunk_reads.py:\d+: loss.backward\(\): Tensor.backward puts gradients"),
-    (in_a_global, "keeps a tensor in KEPT, which"),
+    (counted, "keeps a tensor in KEPT, which"),
     (lambda x: OPTIMIZER.step() or x.sum(), "Optimizer.step changes parameters"),
     (caught, "torch.manual_seed sets the random generator of the caller"),
     (forked, "torch.random.fork_rng sets"),
     (lambda x: x.sum() * random.random(), "random.random is drawn once"),
     (lambda x: x.sum() * random.randint(2, 9), "random.randint is drawn once"),
+    (lambda x: random.seed(1) or x.sum(), "random.seed sets the random generator of the caller"),
     (lambda x: x.sum() * float(np.random.rand()), "a number of np.random is drawn once"),
     (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "torch.cond has no form .* expected torch.where"),
     (lambda x: (f"{x.mean():.3f}", x.sum())[1], "the text of a number needs the values"),
@@ -377,8 +408,99 @@ def test_what_a_function_does_outside_of_itself(function, message, executor):
 def test_what_is_refused_runs_as_it_is():
     module = Keeps()
     with pytest.warns(UserWarning, match="runs unchunked"):
-        autochunk(module.attribute, unsupported="run")(X)
-    torch.testing.assert_close(module.aux, X.mean())
+        autochunk(module.lazy, unsupported="run")(X)
+    torch.testing.assert_close(module.mask, torch.arange(4.0))
+    agrees(autochunk(module.lazy), module.lazy)  # now that it is filled
+
+
+@pytest.mark.parametrize("function, name", [(Keeps().attribute, "module.aux"), (in_a_global, "KEPT")])
+def test_what_only_stays_behind(function, name):
+    """A tensor that the function sets before it reads it is put back, with a warning, and no plan reads it."""
+    own = getattr(function, "__self__", types.SimpleNamespace())
+    chunked, before = autochunk(function), (dict(vars(own)), dict(KEPT))
+    with pytest.warns(UserWarning, match=f"what the function keeps in {name} is not there after a call"):
+        made = chunked(X)
+    assert (dict(vars(own)), dict(KEPT)) == before and chunked.explain(X)
+    assert (dict(vars(own)), dict(KEPT)) == before
+    torch.testing.assert_close(made, function(X))
+    own.aux = torch.tensor(100.0)  # as a call of the function itself leaves it
+    agrees(chunked, function, 2 * X)
+    KEPT.clear()
+
+
+class Holder:
+    def __init__(self, function):
+        self.function = function
+
+    def run(self, y):
+        self.function(y)
+
+
+class Lazy(dict):
+    """Makes an object of each class that it holds."""
+
+    def __getitem__(self, key):
+        return super().__getitem__(key)()
+
+    def items(self):
+        raise RuntimeError("lazy")
+
+
+LAZY = Lazy(exp=lambda: torch.exp, other=dict)
+WRAPPER = {}
+exec(compile("def checked(x, bits=__import__('random').getrandbits):\n    return bits(8) and x", "<@checker>", "exec"), WRAPPER)
+
+
+def to_a_local_list(x):
+    kept = []
+    Holder(lambda y: kept.append(y)).run(x * 2)
+    Holder(functools.partial(lambda store, y: store.append(y), kept)).run(x * 3)
+    for hook in [lambda y: kept.append(y)]:
+        hook(x * 4)
+    {"f": lambda y: kept.append(y)}["f"](x * 5)
+    return sum(kept).sum()
+
+
+def by_local_hooks(x):
+    grads, y = [], x * 2
+    if y.requires_grad:
+        y.register_hook(lambda g: grads.append(g))
+    return y.sum() + len(grads)
+
+
+ACCEPTED = [
+    to_a_local_list,
+    by_local_hooks,
+    Keeps().moved,
+    Keeps().checkpointed,
+    lambda x: (random.getstate(), x.sum())[1],
+    lambda x: WRAPPER["checked"](x.sum()) * 0 + x.sum(),
+    lambda x: (f"{TENSOR:.2f}", x.sum())[1],
+    lambda x: LAZY["exp"](x).sum(),
+]
+TENSOR = torch.tensor(0.5)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("function", ACCEPTED)
+def test_what_is_no_business_of_the_guards(function):
+    state = random.getstate()
+    agrees(autochunk(function), function, 0.1 * X)
+    random.setstate(state)
+
+
+def test_the_generator_of_another_thread_is_left_alone():
+    generator, before = NumpyGenerator(), np.random.get_state()
+    np.random.rand()
+    assert generator.check({"beta", "normal"}) is None and np.random.get_state()[2] != before[2]
+    np.random.set_state(before)
+
+
+def test_more_items_than_are_looked_at(monkeypatch):
+    monkeypatch.setattr(reads, "_ITEMS", 3)
+    objects = [types.SimpleNamespace(t=1.0) for _ in range(5)]
+    with pytest.warns(UserWarning, match="are looked at in 3 items of containers, and it reads more"):
+        autochunk(lambda x: x.sum() * objects[0].t)(X)
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm")

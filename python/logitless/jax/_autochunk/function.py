@@ -395,19 +395,20 @@ class AutoChunked(ChunkedFunction[P, R]):
             return call, arrays
 
         reads = Reads(_skips, lambda value: isinstance(value, jax.core.Tracer), _runs, Calls(frameworks=_FOLDERS))
-        reads.closure(self._function)
 
         def flat(*given):
             inner_args, inner_kwargs = jax.tree.unflatten(tree, put(constants, places, given))
+            reads.closure(self._function)
             with reads:
                 return self._function(*inner_args, **inner_kwargs)
 
         inputs = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in types]
         try:
             call = Call(self, flat, inputs, unique([names[i] for i in places]), axes)
+            reads.kept.check(call.program.captured.values())
         except Unsupported as error:
             call = self.refused(error, stacklevel=3)
-        found = reads.all()
+        found = reads.all(isinstance(call, Call))
         if isinstance(call, Call):
             call.reads = found
         self._made.keep(key, call, found)

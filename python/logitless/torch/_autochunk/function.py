@@ -47,11 +47,11 @@ from logitless.torch._autochunk.dtypes import DTYPES
 from logitless.torch._autochunk.host_time import seconds_of_calls
 from logitless.torch._autochunk.memory import eager_bytes, peak_bytes
 from logitless.torch._autochunk.methods import bound
-from logitless.torch._autochunk.modules import Shim, keep_attributes, modules_of, state_of
+from logitless.torch._autochunk.modules import Shim, keep_attributes, modules_of, state_of, with_state
 from logitless.torch._autochunk.outside import CALLS
 from logitless.torch._autochunk.program import drawing, kept_products, to_text
 from logitless.torch._autochunk.source import to_source
-from logitless.torch._autochunk.trace import TENSOR, Around, Traced, alone, one_at_a_time, trace
+from logitless.torch._autochunk.trace import TENSOR, Around, Traced, alone, has_half, one_at_a_time, trace
 from logitless.torch._autochunk.watched import Watched, runs
 
 
@@ -240,7 +240,7 @@ def make_plan(
     cotangents = [f"cotangent{i}" for i in range(count)]
     outputs = [f"out{i}" for i in range(len(traced.outputs))]
     differentiable = [o for o, yes in zip(traced.outputs, traced.differentiable) if yes]
-    half = traced.joint is not None and _has_half(traced.joint)
+    half = traced.joint is not None and has_half(traced.joint)
     joint = in_one_pass(gradients, [o.shape for o in differentiable], half)
     everything = {t: v for t, v in zip(traced.names, [*tensors, *traced.captured])}
     everything.update(zip(cotangents, differentiable))
@@ -384,11 +384,6 @@ def _native(
     )
     made.threads = torch.get_num_threads() if device.type == "cpu" else 1
     return made
-
-
-def _has_half(graph: torch.fx.GraphModule) -> bool:
-    values = (n.meta.get("val") for n in graph.graph.nodes)
-    return any(isinstance(v, torch.Tensor) and v.dtype == torch.float16 for v in values)
 
 
 def _parameters(graph: torch.fx.GraphModule, given: list[str], captured: list[str]) -> list[str]:
@@ -558,16 +553,19 @@ class AutoChunked(ChunkedFunction[P, R]):
         target = self._function.forward if isinstance(self._function, torch.nn.Module) else self._function
         shim = Shim(self._function, modules) if modules else None
         reads = Reads(_skips, lambda value: isinstance(value, FakeTensor), runs, CALLS)
-        reads.closure(target)
 
         def call(*given):
             inner_args, inner_kwargs = pytree.tree_unflatten(put(constants, places, given), spec)
             replaced = dict(zip(held, given[len(places) :]))
-            keep_attributes(modules, reads.leaks)
+            reads.closure(target)
+            keep_attributes(modules, reads)
             with reads, Watched(reads):
                 if shim is None:
                     return self._function(*inner_args, **inner_kwargs)
                 return torch.func.functional_call(shim, replaced, inner_args, inner_kwargs)
+
+        # A checkpoint runs its function again for the gradients.
+        call.around_gradients = lambda run, given: with_state(modules, dict(zip(held, given[len(places) :])), run)
 
         names = leaf_names(target, args, kwargs, lambda value: numbered(len(pytree.tree_leaves(value))))
         short = [name.removeprefix("module.").replace(".", "_") for name in held]
@@ -576,11 +574,12 @@ class AutoChunked(ChunkedFunction[P, R]):
             with alone() as around:
                 fakes = fakes_of([(*layout_of(t), t) for t in tensors])
                 plan = plan_for(call, fakes, named, needs, self.limits, self.gradients, around)
+            reads.kept.check(plan.traced.captured)
             plan.itself = functools.cache(functools.partial(eager_bytes, call, fakes, needs))
             self.missed(plan)
         except Unsupported as error:
             plan = self.refused(error, stacklevel=5)
-        return plan, reads.all()
+        return plan, reads.all(not isinstance(plan, str))
 
 
 def outputs_of(plan: Plan, tensors: Sequence[torch.Tensor]):

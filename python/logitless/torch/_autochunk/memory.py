@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from logitless._autochunk.text import load
 from logitless.torch._autochunk.attention import OneAttention
-from logitless.torch._autochunk.trace import alone
+from logitless.torch._autochunk.trace import alone, gradients_of
 
 
 def _ctc_loss(log_probs, targets, *rest):
@@ -206,7 +206,7 @@ def eager_bytes(function: Callable, tensors: Sequence[FakeTensor], needs: Sequen
                 if sources:
                     ones = [torch.ones_like(o) for o in sources]
                     wanted = [t for t in leaves if t.requires_grad]
-                    results += [g for g in torch.autograd.grad(sources, wanted, ones, allow_unused=True) if g is not None]
+                    results += [g for g in gradients_of(function, leaves, sources, wanted, ones) if g is not None]
         except Exception:  # an error here drops a line of the report, and keeps nothing
             return None
         return recorder.peak(results)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch.nn.modules import module as of_all_modules
 
-from logitless._autochunk.leaks import Leaks
 from logitless._autochunk.options import Unsupported
+from logitless._autochunk.reads import Reads
 
 _HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
 _EVERYWHERE = [getattr(of_all_modules, f"_global{name}") for name in _HOOKS]
@@ -118,11 +118,17 @@ class Shim(torch.nn.Module):
         return found
 
 
-def keep_attributes(modules: dict[str, torch.nn.Module], leaks: Leaks) -> None:
+def with_state(modules: dict[str, torch.nn.Module], replaced: dict[str, torch.Tensor], run: Callable):
+    """Returns ``run()``, with these tensors in the place of the modules' parameters and buffers."""
+    return torch.func.functional_call(Shim(run, modules), replaced, ()) if modules else run()
+
+
+def keep_attributes(modules: dict[str, torch.nn.Module], reads: Reads) -> None:
     """Notes the attributes of all modules, in which a function may leave tensors of its trace."""
     for holder, root in modules.items():
         for name, module in root.named_modules(prefix=holder):
-            leaks.keep(module, name, free=_set_before_calls(module))
+            reads.leaks.keep(module, name, free=_set_before_calls(module))
+            reads.covered.add(id(module))  # by state_of
 
 
 def _set_before_calls(module: torch.nn.Module) -> frozenset[str]:

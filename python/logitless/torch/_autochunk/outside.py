@@ -9,6 +9,8 @@ import types
 from collections.abc import Callable, Iterator
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor as _is_wrapped
+from torch._subclasses.fake_tensor import FakeTensor
 
 from logitless._autochunk.calls import Calls, Refused, by_code
 
@@ -29,8 +31,9 @@ _ITEM = "needs the values of a tensor; only shapes are known when a function is 
 
 
 def _has_format(frame: types.FrameType) -> bool:
-    """Returns whether the number of a tensor is formatted: without a format it is shown as a tensor."""
-    return bool(frame.f_locals.get("format_spec"))
+    """Returns whether the number of a tensor of a trace is formatted: without a format it is shown as a tensor."""
+    of_trace = isinstance(tensor := frame.f_locals.get("self"), FakeTensor) or _is_wrapped(tensor)
+    return of_trace and bool(frame.f_locals.get("format_spec"))
 
 
 _SEEDING = {

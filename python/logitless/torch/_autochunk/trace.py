@@ -249,7 +249,10 @@ def _captured(
         if isinstance(tensor, torch.Generator):
             raise Unsupported(_OWN_GENERATOR)
         if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
-            raise Unsupported(f"autochunk: the constant {node.target} of the function is no tensor with values")
+            raise Unsupported(
+                f"autochunk: the constant {node.target} of the function is no tensor with values. Where a cache holds it "
+                "(functools.lru_cache) that an earlier trace filled, empty it, and call the function itself once before"
+            )
         if tensor.requires_grad and around.grad:
             raise ValueError(
                 f"autochunk: the function closes over a tensor {list(tensor.shape)} that requires a gradient, which "
@@ -268,6 +271,18 @@ def _captured(
         node.replace_all_uses_with(made[place])
         graph.graph.erase_node(node)
     graph.recompile()
+
+
+def gradients_of(function: Callable, given: Sequence, sources: Sequence, wanted: Sequence, cotangents: Sequence) -> tuple:
+    """Returns the gradients of a function's outputs. given: its tensors. The function may have a context of its own for
+    them: ``around_gradients(run, given)``."""
+    around = getattr(function, "around_gradients", lambda run, given: run())
+    return around(lambda: torch.autograd.grad(sources, wanted, cotangents, allow_unused=True), given)
+
+
+def has_half(graph: torch.fx.GraphModule) -> bool:
+    values = (n.meta.get("val") for n in graph.graph.nodes)
+    return any(isinstance(v, torch.Tensor) and v.dtype == torch.float16 for v in values)
 
 
 def trace(
@@ -299,7 +314,7 @@ def trace(
         leaves, outputs = call(tensors[: len(inputs)])
         wanted = [leaf for leaf, need in zip(leaves, needs_grad) if need]
         sources = [o for o, yes in zip(outputs, found["differentiable"]) if yes]
-        gradients = torch.autograd.grad(sources, wanted, tensors[len(inputs) :], allow_unused=True)
+        gradients = gradients_of(function, leaves, sources, wanted, tensors[len(inputs) :])
         found["gradients"] = [g is not None for g in gradients]
         return [o.detach() for o in outputs] + [g for g in gradients if g is not None]
 

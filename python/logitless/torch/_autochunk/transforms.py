@@ -150,7 +150,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, count, *tensors):
-        return tuple(t.view_as(t) for t in tensors[:count])
+        return tuple(t.detach() for t in tensors[:count])
 
     @staticmethod
     def backward(ctx, *gradients):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import types as python_types
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from logitless._autochunk.reads import Reads
 
@@ -44,6 +46,9 @@ class Watched(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func is torch.Tensor.__format__ and not isinstance(args[0], FakeTensor):  # its number is known
+            with _disable_current_modes():
+                return func(*args, **kwargs)
         given = [a for a in (*args, *kwargs.values()) if callable(a) and not isinstance(a, torch.Tensor)]
         for hook in given:
             self.reads.function(hook)
