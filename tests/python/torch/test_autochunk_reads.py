@@ -333,6 +333,12 @@ class Keeps(torch.nn.Module):
         self.mean = self.mean.to(x.device)
         return (x * self.weight).sum() + self.mean
 
+    def attends(self, x):
+        def attention(x):
+            return torch.nn.functional.scaled_dot_product_attention(x, x * self.weight, x)
+
+        return checkpoint(attention, x[None, None], use_reentrant=False).sum()
+
     def checkpointed(self, x):
         return checkpoint(lambda x: (x * self.weight).exp(), x, use_reentrant=False).sum()
 
@@ -379,6 +385,7 @@ OUTSIDE = [
     (Keeps().lazy, "keeps a tensor in module.mask, which .* if it is a cache, one call of the function itself before"),
     (Keeps().appended, "keeps a tensor in self.kept, which"),
     (Keeps().gradients, r"test_autochunk_reads.py:\d+: loss.backward\(\): Tensor.backward puts gradients"),
+    (Keeps().attends, "a checkpoint whose operations are others when it is run again"),
     (counted, "keeps a tensor in KEPT, which"),
     (lambda x: OPTIMIZER.step() or x.sum(), "Optimizer.step changes parameters"),
     (caught, "torch.manual_seed sets the random generator of the caller"),

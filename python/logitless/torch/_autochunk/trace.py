@@ -68,6 +68,9 @@ _ADVICE = {
     # PyTorch's forward mode makes values of examples on the device meta.
     "devices, meta and": "torch.func.vmap of a Hessian by forward mode has no form here; expected jacrev(jacrev(...))",
     "When use_reentrant=True": "a checkpoint with use_reentrant=True has no form here; expected use_reentrant=False",
+    # Within gradients PyTorch runs without the modes that keep attention whole.
+    "torch.utils.checkpoint: ": "a checkpoint whose operations are others when it is run again for the gradients, such as "
+    "around scaled_dot_product_attention, has no form here; leave it out: what is cheap is computed again without it",
 }
 
 
