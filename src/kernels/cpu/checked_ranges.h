@@ -8,7 +8,8 @@
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
-// A function without checks of its own: check_floats sees all its accesses.
+// A function without checks of its own: check_floats sees all its accesses. Its file is compiled
+// with -fno-sanitize-address-use-after-scope (src/CMakeLists.txt says why).
 #define LOGITLESS_CHECKED_BY_RANGES __attribute__((no_sanitize("address", "undefined")))
 #else
 #define LOGITLESS_CHECKED_BY_RANGES
