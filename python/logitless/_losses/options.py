@@ -43,7 +43,8 @@ HEAD_DOCS = (
     LOGIT_DOCS.format(ignored="at the cost that they have in ``linear_cross_entropy``")
     + """
         expected_ignored: the share of the tokens that is expected to be ignored, in [0, 1]: a hint for GPUs, as in
-            ``linear_cross_entropy``. Results differ by the order of sums alone. 0 with a sharded vocabulary."""
+            ``linear_cross_entropy``. Results differ by the order of sums alone. It must be 0 with a sharded
+            vocabulary."""
 )
 
 # Without a budget, a divergence takes the plan of least memory among those that recompute nothing. Its predicted time
